@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every control message, as msgspec Structs in one tagged union per direction.
+
+Two planes use them. *Local*: an instance's API servers to its own engine core, over a Unix socket in the
+instance's private runtime directory. *Peer*: decode instance to prefill instance, over TCP with CURVE keys
+derived from the deployment's secret. Nothing on the wire is executable; frames are bounded (`MAX_FRAME_BYTES`).
+Every message is idempotent: a repeat gives the same answer.
+
+History of WIRE_VERSION: 1, first release.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+WIRE_VERSION: Final = 1
+MAX_FRAME_BYTES: Final = 4 << 20
+
+
+class Handoff(msgspec.Struct, frozen=True, kw_only=True):
+    """What a prefill instance grants for one finished prompt; travels as `kv_transfer_params`.
+
+    `block_ids[g][i]` is the block of cache group `g` that holds tokens `[i * block_size, (i + 1) * block_size)`;
+    0 (the null block) where the group keeps nothing (outside a sliding window).
+    """
+
+    transfer_id: str  # engine id / epoch / request / attempt; compared, never parsed
+    lease_id: str
+    engine_id: str
+    epoch: str  # random per process start
+    host: str  # control address of the engine core that holds the lease
+    port: int
+    num_tokens: int  # prompt tokens whose KV is computed and leased
+    prompt_digest: str  # hex; binds the handoff to the token ids
+    block_ids: tuple[tuple[int, ...], ...]
+    layout: str  # fingerprint of the cache layout
+    lease_ms: int  # granted when the handoff was signed
+    signature: str = ""  # hex HMAC-SHA256 over all other fields
+
+
+class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one worker rank of a prefill instance serves its registered caches."""
+
+    tp_rank: int
+    cluster_id: int  # uint64, unique per process start
+    host: str
+    port: int
+
+
+# ------------------------------------------------------------------ peer plane: decode -> prefill
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
+    """Compare records before anything moves. Answered by HelloReply or Refused."""
+
+    wire_version: int
+    engine_id: str
+    epoch: str
+    record: dict[str, Any]
+
+
+class LeaseRenew(msgspec.Struct, tag="lease_renew", frozen=True, kw_only=True):
+    """`rank` is about to read; asks that the lease lasts for one more full term. Answered by LeaseVerdict."""
+
+    lease_id: str
+    transfer_id: str
+    rank: int
+    num_ranks: int
+
+
+class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=True):
+    """`rank` has read its last byte (or will not read). The lease ends when all `num_ranks` have said so."""
+
+    lease_id: str
+    transfer_id: str
+    rank: int
+    num_ranks: int
+
+
+class CancelTransfer(msgspec.Struct, tag="cancel", frozen=True, kw_only=True):
+    """The request is gone on the decode side: end its lease now, or as soon as it would be made."""
+
+    transfer_id: str
+
+
+# ------------------------------------------------------------------ local plane: API server -> own engine core
+
+
+class StatusQuery(msgspec.Struct, tag="status", frozen=True, kw_only=True):
+    """Answered by StatusReply."""
+
+
+class HealthQuery(msgspec.Struct, tag="health", frozen=True, kw_only=True):
+    """Answered by HealthReply, from heartbeats; never waits behind a step."""
+
+
+class ConnectPeer(msgspec.Struct, tag="connect_peer", frozen=True, kw_only=True):
+    """Decode only: do the handshake with the prefill instance whose control address this is. Answered by
+    ConnectResult."""
+
+    host: str
+    port: int
+
+
+class DeliverHandoff(msgspec.Struct, tag="deliver", frozen=True, kw_only=True):
+    """Decode only: load this handoff for a request that is (or will be) in this engine core.
+
+    Answered by LoadResult when the load has ended; asking again about the same `transfer_id` joins the same load.
+    """
+
+    request_id: str  # internal id
+    handoff: Handoff
+    deadline_ms: int
+
+
+class ComputeLocally(msgspec.Struct, tag="compute_locally", frozen=True, kw_only=True):
+    """Decode only: stop waiting for remote KV, prefill here. Answered by Ack."""
+
+    request_id: str
+    reason: str
+
+
+LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally
+PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer
+
+
+# ------------------------------------------------------------------ answers
+
+
+class Ack(msgspec.Struct, tag="ack", frozen=True, kw_only=True):
+    """Done, or was done before."""
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True, kw_only=True):
+    """`code` is machine-readable; `field`, `ours`, `theirs` name the difference where there is one.
+
+    `ours` is the answering side's value, `theirs` that of the side that asked.
+    """
+
+    code: str
+    message: str
+    field: str = ""
+    ours: str = ""
+    theirs: str = ""
+
+
+class HelloReply(msgspec.Struct, tag="hello_reply", frozen=True, kw_only=True):
+    """The prefill side's record, and where each of its ranks serves its caches."""
+
+    engine_id: str
+    epoch: str
+    record: dict[str, Any]
+    ranks: tuple[RankAddress, ...]
+
+
+class LeaseVerdict(msgspec.Struct, tag="lease_verdict", frozen=True, kw_only=True):
+    """`held`: the lease was the reader's without a break until now. `state`: held, released, expired, unknown."""
+
+    held: bool
+    state: str
+    remaining_ms: int = 0
+
+
+class StatusReply(msgspec.Struct, tag="status_reply", frozen=True, kw_only=True):
+    """JSON-able status of one engine core."""
+
+    status: dict[str, Any]
+
+
+class HealthReply(msgspec.Struct, tag="health_reply", frozen=True, kw_only=True):
+    """`problems` is empty when healthy; else one sentence per supervised thread that is dead or stuck."""
+
+    problems: tuple[str, ...] = ()
+
+
+class ConnectResult(msgspec.Struct, tag="connect_result", frozen=True, kw_only=True):
+    """`outcome`: linked, refused (see `refused`), unreachable (see `detail`)."""
+
+    outcome: str
+    engine_id: str = ""
+    epoch: str = ""
+    detail: str = ""
+    refused: Refused | None = None
+
+
+class LoadResult(msgspec.Struct, tag="load_result", frozen=True, kw_only=True):
+    """`outcome`: loaded, failed (`reason`), gone (the request had ended; the lease was given back)."""
+
+    outcome: str
+    reason: str = ""
+    num_tokens: int = 0
+    num_bytes: int = 0
+    pull_ms: float = 0.0
+
+
+Answer = (
+    Ack | Refused | HelloReply | LeaseVerdict | StatusReply | HealthReply | ConnectResult | LoadResult
+)
