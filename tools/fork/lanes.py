@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lanes of `vllm/UPSTREAM.toml`: upstream release, artefact by machine, and what it pairs with."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.fork.delta import REPO
+from tools.fork.errors import ForkError
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pragma: no cover
+    import tomli as tomllib
+
+UPSTREAM_TOML = "vllm/UPSTREAM.toml"
+
+
+@dataclass(frozen=True)
+class Artefact:
+    """One file of an upstream project on the package index, pinned by its hash."""
+
+    project: str
+    name: str
+    sha256: str
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether this is a wheel (else an sdist)."""
+        return self.name.endswith(".whl")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One upstream release that we build from; `artefacts` by machine name, or "any"."""
+
+    name: str
+    release: str
+    torch: str
+    pairs_with: str
+    artefacts: dict[str, Artefact]
+
+    def artefact(self, machine: str | None = None) -> Artefact:
+        """The artefact for `machine` (this one when None).
+
+        Raises:
+            ForkError: upstream publishes none for that machine.
+        """
+        machine = machine or platform.machine()
+        found = self.artefacts.get(machine) or self.artefacts.get("any")
+        if found is None:
+            known = ", ".join(sorted(self.artefacts))
+            raise ForkError(f"lane {self.name!r} has no artefact for machine {machine!r}; it has: {known}")
+        return found
+
+    def readable_artefact(self) -> Artefact:
+        """An artefact to read Python from: this machine's, else any (their Python is the same)."""
+        return self.artefacts.get(platform.machine()) or next(iter(self.artefacts.values()))
+
+
+def load_lanes(repo: Path = REPO) -> dict[str, Lane]:
+    """All lanes in file order.
+
+    Raises:
+        ForkError: a field is missing or malformed; names lane, field and value.
+    """
+    path = repo / UPSTREAM_TOML
+    try:
+        data = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ForkError(f"{path}: {error}") from error
+    return {name: _lane(name, table) for name, table in data.get("lane", {}).items()}
+
+
+def _lane(name: str, table: dict[str, Any]) -> Lane:
+    where = f"{UPSTREAM_TOML}: lane {name!r}"
+    project = _text(table, "project", where)
+    artefacts = {}
+    for machine, entry in table.get("artefact", {}).items():
+        at = f"{where}: artefact {machine!r}"
+        sha256 = _text(entry, "sha256", at)
+        if not re.fullmatch(r"[0-9a-f]{64}", sha256):
+            raise ForkError(f"{at}: sha256 is no sha256 in lower-case hex: {sha256!r}")
+        artefacts[machine] = Artefact(project, _text(entry, "name", at), sha256)
+    if not artefacts:
+        raise ForkError(f"{where}: has no artefact")
+    fields = {key: _text(table, key, where) for key in ("release", "torch", "pairs_with")}
+    return Lane(name, artefacts=artefacts, **fields)
+
+
+def _text(table: dict[str, Any], key: str, where: str) -> str:
+    value = table.get(key)
+    if not isinstance(value, str) or not value:
+        raise ForkError(f"{where}: {key} must be a non-empty text, is {value!r}")
+    return value
+
+
+def get_lane(name: str, repo: Path = REPO) -> Lane:
+    """One lane by name.
+
+    Raises:
+        ForkError: there is no such lane.
+    """
+    lanes = load_lanes(repo)
+    if name not in lanes:
+        raise ForkError(f"--lane {name!r} is not one of: {', '.join(lanes)}")
+    return lanes[name]
