@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels with steps: tasks to the workers, answers back, and each rank's address at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+from vllm_ascend_pd.transfer.loads import RankResult
+from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
+
+
+@dataclass
+class DataDistMetadata(KVConnectorMetadata):
+    """Scheduler half to every worker rank, with each step."""
+
+    tasks: list[PullTask | DropPeer] = field(default_factory=list)
+
+
+@dataclass
+class DataDistWorkerMeta(KVConnectorWorkerMetadata):
+    """Worker ranks to the scheduler half; `aggregate` keeps every rank's answer apart."""
+
+    rank_results: list[RankResult] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+        """Answers of both."""
+        assert isinstance(other, DataDistWorkerMeta)
+        return DataDistWorkerMeta(self.rank_results + other.rank_results, self.problems + other.problems)
+
+
+@dataclass
+class DataDistRankAddress(KVConnectorHandshakeMetadata):
+    """Where a prefill rank serves its caches."""
+
+    tp_rank: int
+    cluster_id: int
+    host: str
+    port: int

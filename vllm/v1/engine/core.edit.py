@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits to `vllm/v1/engine/core.py`: the connector can wake an idle engine core, and is asked when it wakes.
+
+Why here      Leases end while the engine sleeps in its input queue; their blocks may only be freed on its thread.
+              Upstream's way (the connector says that work is pending) makes an idle engine loop every millisecond.
+What it does  Hands the connector a function that posts upstream's own WAKEUP message, and calls the connector
+              whenever a message is taken from the queue.
+Kind          plug-in point missing upstream        Forwarded  no
+Drop when     Upstream gives connectors a way to run on the engine thread while it idles.
+"""
+
+from tools.fork import AddImport, Assignment, InsertBefore, InsertFirst
+
+UPSTREAM = ("vllm/v1/engine/core.py",)
+
+EDITS = (
+    AddImport("from vllm_ascend_pd.engine import hooks as pd_hooks"),
+    InsertBefore(
+        "pd_hooks.attach_engine_core(self)",
+        scope="EngineCoreProc.__init__",
+        anchor=Assignment("ready_event"),
+    ),
+    InsertFirst("pd_hooks.drain_engine_core(self)", scope="EngineCoreProc._handle_client_request"),
+)

@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV cache memory on CPU: one shared arena per rank, every registered base on a 2 MiB boundary."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vllm_ascend_pd.config import EXTRA_CONFIG_KEY
+from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.memory.arena import Arena
+
+logger = logging.getLogger(__name__)
+
+ALIGNMENT = 2 << 20
+
+# The arena of the allocation under way: 0.23.0 allocates tensor by tensor, in one loop over one config.
+_current: tuple[Any, Arena, int] | None = None
+
+
+def has_pd_role(vllm_config: Any) -> bool:
+    """Whether this engine's KV transfer config is ours (alone or inside a MultiConnector)."""
+    transfer = getattr(vllm_config, "kv_transfer_config", None)
+    if transfer is None:
+        return False
+    extra = transfer.kv_connector_extra_config or {}
+    nested = [c.get("kv_connector_extra_config") or {} for c in extra.get("connectors", ())]
+    return any(EXTRA_CONFIG_KEY in config for config in (extra, *nested))
+
+
+def aligned_num_blocks(vllm_config: Any, kv_cache_groups: Sequence[Any], num_blocks: int) -> int:
+    """Round down so that `num_blocks * block_bytes` is a multiple of 2 MiB for every layer of every group."""
+    from vllm.platforms import current_platform
+
+    if not has_pd_role(vllm_config) or not current_platform.is_cpu():
+        return num_blocks
+    step = 1
+    for group in kv_cache_groups:
+        spec = group.kv_cache_spec
+        for layer_spec in (getattr(spec, "kv_cache_specs", None) or {"": spec}).values():
+            block_bytes = int(layer_spec.page_size_bytes)
+            step = math.lcm(step, ALIGNMENT // math.gcd(ALIGNMENT, block_bytes))
+    if num_blocks < step:
+        raise PDConfigError(
+            f"--pd-role: KV cache memory for {num_blocks} blocks, but {step} are needed so that every layer starts on a "
+            "2 MiB boundary; raise --kv-cache-memory-bytes (or --gpu-memory-utilization)"
+        )
+    rounded = num_blocks // step * step
+    if rounded != num_blocks:
+        logger.info("pd: %d KV cache blocks instead of %d (2 MiB alignment)", rounded, num_blocks)
+    return rounded
+
+
+def allocator(kv_cache_config: Any) -> Callable[..., Any]:
+    """A function with the call shape of `torch.zeros(num_bytes, dtype=torch.int8, device=…)`."""
+    import torch
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+    from vllm_ascend_pd.engine.hooks import pd_connector
+
+    def zeros(num_bytes: int, *, dtype: Any, device: Any) -> Any:
+        on_cpu = torch.device(device).type == "cpu"
+        if not on_cpu or not has_kv_transfer_group() or pd_connector(get_kv_transfer_group()) is None:
+            return torch.zeros(num_bytes, dtype=dtype, device=device)
+        return _take(kv_cache_config, num_bytes)
+
+    return zeros
+
+
+def _take(kv_cache_config: Any, num_bytes: int) -> Any:
+    global _current
+    if _current is None or _current[0] is not kv_cache_config:
+        tensors = kv_cache_config.kv_cache_tensors
+        shared = any(hasattr(tensor, "layers") for tensor in tensors)  # 0.32.0: one backing for all
+        total = num_bytes if shared else sum(_align(tensor.size) for tensor in tensors)
+        arena = Arena.create(total, "kv-cache")
+        logger.info(
+            "pd: KV cache arena of %.1f MiB at %#x, huge pages: %s",
+            total / 2**20,
+            arena.address,
+            arena.huge_pages,
+        )
+        _current = (kv_cache_config, arena, 0)
+    config, arena, used = _current
+    _current = (config, arena, used + _align(num_bytes))
+    return arena.as_tensor()[used : used + num_bytes]
+
+
+def _align(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT

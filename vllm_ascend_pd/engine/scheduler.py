@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The connector's scheduler half: one per engine core, owns the control server and the half for its role."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_pd.config import PDConfig, PDRole
+from vllm_ascend_pd.control.server import ControlServer, Reply
+from vllm_ascend_pd.engine.caches import describe_groups
+from vllm_ascend_pd.engine.decode import DecodeHalf
+from vllm_ascend_pd.engine.prefill import PrefillHalf
+from vllm_ascend_pd.engine.stats import StatsRecorder
+from vllm_ascend_pd.handshake import build_record
+from vllm_ascend_pd.plan.layout import layout_fingerprint, layout_record
+from vllm_ascend_pd.secret import Secret, load_secret
+from vllm_ascend_pd.transfer.lease import LeaseTable
+from vllm_ascend_pd.transfer.peers import PeerTable
+from vllm_ascend_pd.wire import (
+    CancelTransfer,
+    ComputeLocally,
+    ConnectPeer,
+    DeliverHandoff,
+    HealthQuery,
+    HealthReply,
+    Hello,
+    LeaseRelease,
+    LeaseRenew,
+    RankAddress,
+    StatusQuery,
+    StatusReply,
+)
+
+logger = logging.getLogger(__name__)
+
+STUCK_S = 10.0  # a supervised thread without a heartbeat for this long is reported
+TICK_S = 0.1
+
+
+def secret_of(config: PDConfig) -> Secret:
+    """The deployment's secret, as this instance was told."""
+    return load_secret(Path(config.secret_file) if config.secret_file else None)
+
+
+class SchedulerHalf:
+    """Everything of PD that lives beside the scheduler."""
+
+    def __init__(self, config: PDConfig, vllm_config: Any, kv_cache_config: Any) -> None:
+        self.config = config
+        self.stats = StatsRecorder()
+        self.worker_problems: tuple[str, ...] = ()
+        self._pool: Any = None
+        secret = secret_of(config)
+        groups = describe_groups(kv_cache_config)
+        record = build_record(vllm_config, config, {"groups": layout_record(groups)})
+        layout = layout_fingerprint(groups)
+        num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+        self.prefill: PrefillHalf | None = None
+        self.decode: DecodeHalf | None = None
+        handlers: dict[type, Callable[[Any, Reply], None]] = {
+            StatusQuery: lambda _, reply: reply.send(StatusReply(status=self.status())),
+            HealthQuery: lambda _, reply: reply.send(HealthReply(problems=self.problems())),
+        }
+        if config.role is PDRole.PREFILL:
+            leases = LeaseTable(lease_s=config.lease_s)
+            self.prefill = half = PrefillHalf(config, secret, record, layout, num_ranks, leases, self.stats)
+            handlers |= {
+                Hello: half.on_hello,
+                LeaseRenew: half.on_renew,
+                LeaseRelease: half.on_release,
+                CancelTransfer: half.on_cancel,
+            }
+        else:
+            peers = PeerTable(
+                config.engine_id, config.epoch, record, secret, num_ranks, lambda p: decode.peer_replaced(p)
+            )
+            self.decode = decode = DecodeHalf(config, secret, groups, layout, num_ranks, peers, self.stats)
+            handlers |= {
+                DeliverHandoff: decode.on_deliver,
+                ComputeLocally: decode.on_compute_locally,
+                ConnectPeer: decode.on_connect,
+            }
+        self.server = self._start_server(handlers, secret)
+
+    def _start_server(self, handlers: Mapping[type, Callable[[Any, Reply], None]], secret: Secret) -> ControlServer:
+        peer_endpoint = None
+        if self.prefill is not None:
+            host = self.config.listen_host
+            literal = f"[{host}]" if ":" in host else host
+            peer_endpoint = f"tcp://{literal}:{self.config.listen_port or '*'}"
+        server = ControlServer(
+            self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick, tick_s=TICK_S
+        )
+        server.start()
+        if self.prefill is not None:
+            self.prefill.peer_port = server.peer_port
+            logger.info("pd prefill: control address %s:%d", self.config.advertise_host, server.peer_port)
+        return server
+
+    def _tick(self) -> None:
+        if self.prefill is not None:
+            self.prefill.tick()
+
+    # ---------------------------------------------------------------- engine thread
+
+    def bind_pool(self, pool: Any) -> None:
+        """The scheduler's block pool."""
+        self._pool = pool
+        if self.prefill is not None:
+            self.prefill.bind_pool(pool)
+
+    def set_ranks(self, ranks: tuple[RankAddress, ...]) -> None:
+        """Where the worker ranks serve their caches (prefill)."""
+        if self.prefill is not None:
+            self.prefill.ranks = ranks
+
+    def set_wake(self, wake: Callable[[], None]) -> None:
+        """How to make an idle engine thread call `drain`."""
+        half = self.prefill or self.decode
+        assert half is not None
+        half.wake = wake
+
+    def drain(self) -> None:
+        """Take in what other threads left; called on the engine thread."""
+        if self.prefill is not None:
+            self.prefill.free_ended()
+        if self.decode is not None:
+            self.decode.drain()
+
+    # ---------------------------------------------------------------- control thread
+
+    def problems(self) -> tuple[str, ...]:
+        """Sentences for /health: supervised threads that are dead or stuck."""
+        found = list(self.worker_problems)
+        if self.decode is not None:
+            peers = self.decode.peers
+            if not peers.alive():
+                found.append("thread pd-peers has died")
+            elif time.monotonic() - peers.last_beat > STUCK_S * 3:
+                found.append(f"thread pd-peers has given no sign for {STUCK_S * 3:.0f} s")
+        return tuple(found)
+
+    def status(self) -> dict[str, Any]:
+        """This engine core's part of /pd/status."""
+        status: dict[str, Any] = {
+            "role": self.config.role.value,
+            "engine_id": self.config.engine_id,
+            "epoch": self.config.epoch,
+            "totals": self.stats.totals(),
+        }
+        if self._pool is not None:
+            status["blocks"] = {
+                "total": int(self._pool.num_gpu_blocks),
+                "free": int(self._pool.get_num_free_blocks()),
+            }
+        if self.prefill is not None:
+            status["control"] = {
+                "host": self.config.advertise_host,
+                "port": self.prefill.peer_port,
+            }
+            status["leases"] = self.prefill.leases.counts()
+            status["peers"] = [
+                {"engine_id": engine, "epoch": epoch} for engine, epoch in self.prefill.seen_peers.items()
+            ]
+            status["links"] = [
+                {"tp_rank": r.tp_rank, "host": r.host, "port": r.port} for r in self.prefill.ranks
+            ]
+        if self.decode is not None:
+            status["transfers_in_flight"] = self.decode.loads.counts()
+            status["peers"] = [
+                {"engine_id": p.engine_id, "epoch": p.epoch, "host": p.host, "port": p.port}
+                for p in self.decode.peers.peers()
+            ]
+        return status
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self.server.close()
+        if self.decode is not None:
+            self.decode.peers.close()

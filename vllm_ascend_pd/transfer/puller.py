@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One decode worker rank's pulls: renew the lease, link, pull, release, answer.
+
+Threads named "pd-pull-N" of the worker process, off the step path; the engine's thread only puts tasks into the
+queue and takes answers. Before this: `engine/decode.py` planned. After: `transfer/loads.py` ANDs the ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.plan.layout import CacheLayout
+from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.transfer.links import LinkTable
+from vllm_ascend_pd.transfer.loads import RankResult
+from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
+from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress
+
+logger = logging.getLogger(__name__)
+
+CONTROL_TIMEOUT_S = 5.0
+CONTROL_ATTEMPTS = 3
+# One call moves at most this much, so that a deadline or a shutdown is seen between calls.
+SLICE_BYTES = 256 << 20
+IDLE_BEAT_S = 0.5
+
+
+class PullFailedError(PDError):
+    """This rank's part failed; the reason goes to the API server's policy."""
+
+
+@dataclass
+class PullContext:
+    """What a rank needs to pull."""
+
+    rank: int
+    num_ranks: int
+    layout: CacheLayout
+    group_layers: Sequence[Sequence[str]]
+    caches: Sequence[Any]  # datadist Cache per model_id
+    manager: Any  # datadist CacheManager
+    links: LinkTable
+    secret: Secret
+    module: Any  # the datadist implementation's names
+    clients: dict[tuple[str, int], ControlClient] = field(default_factory=dict)
+    clients_lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def client(self, host: str, port: int) -> ControlClient:
+        """The control connection to one prefill engine core, made once."""
+        with self.clients_lock:
+            if (host, port) not in self.clients:
+                literal = f"[{host}]" if ":" in host else host
+                self.clients[host, port] = ControlClient(f"tcp://{literal}:{port}", self.secret)
+            return self.clients[host, port]
+
+
+class PullWorkers:
+    """A few threads that execute PullTasks; every task is answered once, also when everything goes wrong."""
+
+    def __init__(self, context: PullContext, num_threads: int = 2) -> None:
+        self._context = context
+        self._tasks: queue.SimpleQueue[PullTask | DropPeer | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[RankResult] = queue.SimpleQueue()
+        self._stopping = threading.Event()
+        self.beats: dict[str, float] = {}
+        self._threads = [
+            threading.Thread(target=self._run, name=f"pd-pull-{i}", daemon=True) for i in range(num_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, task: PullTask | DropPeer) -> None:
+        """Queue a task; returns at once."""
+        self._tasks.put(task)
+
+    def take_answers(self) -> list[RankResult]:
+        """Answers since the last call; never blocks."""
+        answers = []
+        while True:
+            try:
+                answers.append(self._answers.get_nowait())
+            except queue.Empty:
+                return answers
+
+    def dead_threads(self) -> list[str]:
+        """Names of threads that have ended without being asked to."""
+        if self._stopping.is_set():
+            return []
+        return [thread.name for thread in self._threads if not thread.is_alive()]
+
+    def close(self) -> None:
+        """Let running pulls end, then join."""
+        self._stopping.set()
+        for _ in self._threads:
+            self._tasks.put(None)
+        for thread in self._threads:
+            thread.join(timeout=10)
+        for client in self._context.clients.values():
+            client.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self.beats[threading.current_thread().name] = time.monotonic()
+            try:
+                task = self._tasks.get(timeout=IDLE_BEAT_S)
+            except queue.Empty:
+                continue
+            if task is None:
+                return
+            if isinstance(task, DropPeer):
+                self._context.links.drop(task.cluster_ids)
+                continue
+            try:
+                result = _execute(self._context, task)
+            except Exception as error:  # a rank that does not answer would hold the request's blocks for ever
+                logger.exception("pull of %s failed unexpectedly", task.request_id)
+                result = _failed(self._context.rank, task, f"{type(error).__name__}: {error}")
+            self._answers.put(result)
+
+
+def _failed(rank: int, task: PullTask, reason: str) -> RankResult:
+    return RankResult(task.request_id, task.transfer_id, rank, False, reason)
+
+
+def _execute(context: PullContext, task: PullTask) -> RankResult:
+    started = time.monotonic()
+    deadline = started + task.deadline_s
+    client = context.client(task.control_host, task.control_port)
+    ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id}
+    try:
+        verdict = _ask(client, LeaseRenew(**ident, rank=context.rank, num_ranks=context.num_ranks))
+        if not verdict.held:
+            return _failed(context.rank, task, f"lease_{verdict.state}")
+        renewed = time.monotonic()
+        num_bytes, link_s = _pull(context, task, min(deadline, renewed + verdict.remaining_ms / 1000))
+        pulled = time.monotonic()
+        # The lease has to have been ours until after the last byte; only its owner can say so.
+        verdict = _ask(client, LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks))
+    except PDError as error:
+        _release_quietly(client, ident, context)
+        return _failed(context.rank, task, str(error))
+    ended = time.monotonic()
+    result = RankResult(
+        task.request_id,
+        task.transfer_id,
+        context.rank,
+        True,
+        "",
+        num_bytes,
+        renewed - started,
+        link_s,
+        pulled - renewed - link_s,
+        ended - pulled,
+    )
+    return result if verdict.held else replace(result, ok=False, reason=f"lease_{verdict.state}")
+
+
+def _ask(client: ControlClient, message: LeaseRenew | LeaseRelease) -> LeaseVerdict:
+    answer = client.request(message, CONTROL_TIMEOUT_S, CONTROL_ATTEMPTS)
+    if not isinstance(answer, LeaseVerdict):
+        raise PullFailedError(f"lease: {getattr(answer, 'message', answer)}")
+    return answer
+
+
+def _release_quietly(client: ControlClient, ident: dict[str, str], context: PullContext) -> None:
+    """After a failed pull P need not wait for the lease to expire; nobody reads these blocks any more."""
+    try:
+        client.request(
+            LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks), CONTROL_TIMEOUT_S, 1
+        )
+    except PDError as error:
+        logger.debug("release after a failed pull: %s", error)
+
+
+def _pull(context: PullContext, task: PullTask, deadline: float) -> tuple[int, float]:
+    """Bytes moved, and seconds spent on linking. One relink when the link was spoilt by somebody else."""
+    source = _source_rank(task.ranks, context.rank)
+    started = time.monotonic()
+    context.links.ensure(source, deadline)
+    link_s = time.monotonic() - started
+    try:
+        return _pull_groups(context, task, source, deadline), link_s
+    except context.module.LLMException as error:
+        codes = context.module.LLMStatusCode
+        context.links.drop((source.cluster_id,))
+        if error.status_code != codes.LLM_NOT_YET_LINK:
+            raise PullFailedError(f"pull: {error}") from error
+    context.links.ensure(source, deadline)
+    try:
+        return _pull_groups(context, task, source, deadline), link_s
+    except context.module.LLMException as error:
+        context.links.drop((source.cluster_id,))
+        raise PullFailedError(f"pull: {error}") from error
+
+
+def _source_rank(ranks: Sequence[RankAddress], rank: int) -> RankAddress:
+    for address in ranks:
+        if address.tp_rank == rank:
+            return address
+    raise PullFailedError(f"the prefill side has no TP rank {rank} (it has {[r.tp_rank for r in ranks]})")
+
+
+def _pull_groups(context: PullContext, task: PullTask, source: RankAddress, deadline: float) -> int:
+    num_bytes = 0
+    for pull in task.pulls:
+        for run in context.layout.runs(context.group_layers[pull.group]):
+            block_bytes = context.layout.caches[run.model_id][run.start].block_bytes
+            per_layer = block_bytes * len(pull.dst_blocks)
+            step = max(1, SLICE_BYTES // per_layer)
+            for first in range(run.start, run.stop, step):
+                if time.monotonic() > deadline:
+                    raise PullFailedError("deadline: too little lease time was left for the next slice")
+                layers = range(first, min(first + step, run.stop))
+                context.manager.pull_blocks(
+                    context.module.BlocksCacheKey(source.cluster_id, run.model_id),
+                    context.caches[run.model_id],
+                    list(pull.src_blocks),
+                    list(pull.dst_blocks),
+                    src_layer_range=layers,
+                    dst_layer_range=layers,
+                    tensor_num_per_layer=1,
+                )
+                num_bytes += per_layer * len(layers)
+    return num_bytes
+
+
