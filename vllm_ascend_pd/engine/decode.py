@@ -178,9 +178,7 @@ class DecodeHalf:
         self._inbox.append(DropPeer(tuple(rank.cluster_id for rank in peer.ranks)))
         self.wake()
 
-    def _offer(
-        self, request_id: str, handoff: Handoff, reply: Callable[[LoadResult], None] | None
-    ) -> None:
+    def _offer(self, request_id: str, handoff: Handoff, reply: Callable[[LoadResult], None] | None) -> None:
         offer = _Offer(request_id, handoff, reply, self._clock())
         try:
             verify_handoff(handoff, self._secret)

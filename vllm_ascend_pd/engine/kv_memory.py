@@ -56,8 +56,8 @@ def aligned_num_blocks(vllm_config: Any, kv_cache_groups: Sequence[Any], num_blo
 def allocator(kv_cache_config: Any) -> Callable[..., Any]:
     """A function with the call shape of `torch.zeros(num_bytes, dtype=torch.int8, device=…)`."""
     import torch
-    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
 
+    from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
     from vllm_ascend_pd.engine.hooks import pd_connector
 
     def zeros(num_bytes: int, *, dtype: Any, device: Any) -> Any:

@@ -156,15 +156,11 @@ class PrefillHalf:
 
     def on_renew(self, message: LeaseRenew, reply: Reply) -> None:
         """A reader is about to read."""
-        reply.send(
-            self.leases.renew(message.lease_id, message.transfer_id, message.rank, message.num_ranks)
-        )
+        reply.send(self.leases.renew(message.lease_id, message.transfer_id, message.rank, message.num_ranks))
 
     def on_release(self, message: LeaseRelease, reply: Reply) -> None:
         """A reader has read its last byte."""
-        reply.send(
-            self.leases.release(message.lease_id, message.transfer_id, message.rank, message.num_ranks)
-        )
+        reply.send(self.leases.release(message.lease_id, message.transfer_id, message.rank, message.num_ranks))
         self.wake_if_ended()
 
     def on_cancel(self, message: CancelTransfer, reply: Reply) -> None:

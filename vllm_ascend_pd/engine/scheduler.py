@@ -166,9 +166,7 @@ class SchedulerHalf:
             status["peers"] = [
                 {"engine_id": engine, "epoch": epoch} for engine, epoch in self.prefill.seen_peers.items()
             ]
-            status["links"] = [
-                {"tp_rank": r.tp_rank, "host": r.host, "port": r.port} for r in self.prefill.ranks
-            ]
+            status["links"] = [{"tp_rank": r.tp_rank, "host": r.host, "port": r.port} for r in self.prefill.ranks]
         if self.decode is not None:
             status["transfers_in_flight"] = self.decode.loads.counts()
             status["peers"] = [

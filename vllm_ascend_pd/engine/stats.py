@@ -134,8 +134,7 @@ class DataDistPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         counter, histogram = metric_types[Counter], metric_types[Histogram]
         self._counters = {
-            key: counter(name=name, documentation=text, labelnames=labelnames)
-            for key, (name, text) in COUNTERS.items()
+            key: counter(name=name, documentation=text, labelnames=labelnames) for key, (name, text) in COUNTERS.items()
         }
         self._failures = counter(
             name="vllm:pd_load_failures",

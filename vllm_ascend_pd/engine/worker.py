@@ -30,9 +30,7 @@ logger = logging.getLogger(__name__)
 class WorkerHalf:
     """One rank's data plane."""
 
-    def __init__(
-        self, config: PDConfig, secret: Secret, kv_cache_config: Any, rank: int, num_ranks: int
-    ) -> None:
+    def __init__(self, config: PDConfig, secret: Secret, kv_cache_config: Any, rank: int, num_ranks: int) -> None:
         self._config = config
         self._secret = secret
         self._rank = rank
@@ -55,9 +53,7 @@ class WorkerHalf:
         is_prefill = self._config.role is PDRole.PREFILL
         cluster_id = secrets.randbits(63)
         host = _ipv4(self._config.advertise_host if is_prefill else self._config.listen_host)
-        engine = module.LLMDataDist(
-            module.LLMRole.PROMPT if is_prefill else module.LLMRole.DECODER, cluster_id
-        )
+        engine = module.LLMDataDist(module.LLMRole.PROMPT if is_prefill else module.LLMRole.DECODER, cluster_id)
         engine.init(self._options(module, host if is_prefill else ""))
         manager = engine.cache_manager
         caches = [
@@ -128,9 +124,7 @@ class WorkerHalf:
         result: dict[str, str] = options.generate_options()
         return result
 
-    def _context(
-        self, module: Any, layout: CacheLayout, caches: list[Any], manager: Any, host: str
-    ) -> PullContext:
+    def _context(self, module: Any, layout: CacheLayout, caches: list[Any], manager: Any, host: str) -> PullContext:
         return PullContext(
             rank=self._rank,
             num_ranks=self._num_ranks,

@@ -44,9 +44,7 @@ def plan_pulls(
             may share), a list that is too short, or a needed block that the prefill side did not keep.
     """
     if not len(block_sizes) == len(src_block_ids) == len(dst_block_ids):
-        raise PlanError(
-            f"cache groups differ: {len(src_block_ids)} in the handoff, {len(dst_block_ids)} here"
-        )
+        raise PlanError(f"cache groups differ: {len(src_block_ids)} in the handoff, {len(dst_block_ids)} here")
     pulls = []
     for group, size in enumerate(block_sizes):
         if start_token % size:

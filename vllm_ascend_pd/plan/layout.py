@@ -96,8 +96,6 @@ def build_layout(region_of_layer: Mapping[str, Region]) -> CacheLayout:
         if before.address + before.num_blocks * before.block_bytes > after.address:
             raise ValueError(f"KV cache regions overlap: {before} and {after}")
     shapes = sorted({(r.block_bytes, r.num_blocks) for r in distinct})
-    caches = tuple(
-        tuple(r for r in distinct if (r.block_bytes, r.num_blocks) == shape) for shape in shapes
-    )
+    caches = tuple(tuple(r for r in distinct if (r.block_bytes, r.num_blocks) == shape) for shape in shapes)
     slot = {region: (m, t) for m, cache in enumerate(caches) for t, region in enumerate(cache)}
     return CacheLayout(caches, {layer: slot[region] for layer, region in region_of_layer.items()})

@@ -143,9 +143,7 @@ class LoadTable:
         self._loads[request_id] = load
         return load
 
-    def admit(
-        self, request_id: str, dst_block_ids: Sequence[Sequence[int]], start_token: int, end_token: int
-    ) -> None:
+    def admit(self, request_id: str, dst_block_ids: Sequence[Sequence[int]], start_token: int, end_token: int) -> None:
         """Its blocks are allocated; tokens `[start_token, end_token)` are to come. None to come: it just runs."""
         load = self._loads[request_id]
         if load.state is not LoadState.EXPECTED:

@@ -198,9 +198,7 @@ class PeerTable:
         client = self._client((handoff.host, handoff.port))
         try:
             if not moved:
-                client.request(
-                    CancelTransfer(transfer_id=handoff.transfer_id), GIVE_BACK_TIMEOUT_S, GIVE_BACK_ATTEMPTS
-                )
+                client.request(CancelTransfer(transfer_id=handoff.transfer_id), GIVE_BACK_TIMEOUT_S, GIVE_BACK_ATTEMPTS)
                 return
             for rank in range(self._num_ranks):
                 message = LeaseRelease(

@@ -173,9 +173,7 @@ def _ask(client: ControlClient, message: LeaseRenew | LeaseRelease) -> LeaseVerd
 def _release_quietly(client: ControlClient, ident: dict[str, str], context: PullContext) -> None:
     """After a failed pull P need not wait for the lease to expire; nobody reads these blocks any more."""
     try:
-        client.request(
-            LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks), CONTROL_TIMEOUT_S, 1
-        )
+        client.request(LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks), CONTROL_TIMEOUT_S, 1)
     except PDError as error:
         logger.debug("release after a failed pull: %s", error)
 
@@ -230,5 +228,3 @@ def _pull_groups(context: PullContext, task: PullTask, source: RankAddress, dead
                 )
                 num_bytes += per_layer * len(layers)
     return num_bytes
-
-

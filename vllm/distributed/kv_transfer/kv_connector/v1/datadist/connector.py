@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorRole,
     SupportsHMA,
 )
+
 from vllm.distributed.kv_transfer.kv_connector.v1.datadist.metadata import (
     DataDistMetadata,
     DataDistRankAddress,
@@ -29,7 +30,6 @@ from vllm_ascend_pd.wire import RankAddress
 
 if TYPE_CHECKING:
     import torch
-
     from vllm.config import VllmConfig
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -96,9 +96,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         ranks = sorted(metadata.values(), key=lambda m: m.tp_rank)
         self.half.set_ranks(
-            tuple(
-                RankAddress(tp_rank=m.tp_rank, cluster_id=m.cluster_id, host=m.host, port=m.port) for m in ranks
-            )
+            tuple(RankAddress(tp_rank=m.tp_rank, cluster_id=m.cluster_id, host=m.host, port=m.port) for m in ranks)
         )
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
+
 from vllm_ascend_pd.transfer.loads import RankResult
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
 
