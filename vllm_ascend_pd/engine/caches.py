@@ -32,8 +32,8 @@ def describe_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
         unknown = kinds - _KINDS.keys()
         if unknown:
             raise PDConfigError(
-                f"--pd-role: cache kind {', '.join(sorted(unknown))} (layers {group.layer_names[0]} …) cannot be handed over "
-                f"by this release (it can: {', '.join(sorted(_KINDS))})"
+                f"--pd-role: cache kind {', '.join(sorted(unknown))} (layers {group.layer_names[0]} …) cannot be "
+                f"handed over by this release (it can: {', '.join(sorted(_KINDS))})"
             )
         first = specs[0]
         groups.append(

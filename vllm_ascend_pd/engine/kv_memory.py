@@ -44,8 +44,8 @@ def aligned_num_blocks(vllm_config: Any, kv_cache_groups: Sequence[Any], num_blo
             step = math.lcm(step, ALIGNMENT // math.gcd(ALIGNMENT, block_bytes))
     if num_blocks < step:
         raise PDConfigError(
-            f"--pd-role: KV cache memory for {num_blocks} blocks, but {step} are needed so that every layer starts on a "
-            "2 MiB boundary; raise --kv-cache-memory-bytes (or --gpu-memory-utilization)"
+            f"--pd-role: KV cache memory for {num_blocks} blocks, but {step} are needed so that every layer starts "
+            "on a 2 MiB boundary; raise --kv-cache-memory-bytes (or --gpu-memory-utilization)"
         )
     rounded = num_blocks // step * step
     if rounded != num_blocks:
