@@ -245,6 +245,17 @@ class AnyOrder(RuleBasedStateMachine):
         back = {name for name, _ in self.t.given_back}
         assert self.offered <= held | back | self.pulled
 
+    def teardown(self):
+        """However it went: once the ranks have answered and the request has ended, its blocks were reported once."""
+        if not hasattr(self, "t"):
+            return
+        while self.open_ranks:
+            self.answer(True)
+            self.reported_once_and_quiet()
+        self.t.table.request_ended("r")
+        self.reported_once_and_quiet()
+        assert len(self.reports) == (1 if self.admitted else 0)
+
 
 AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=12, deadline=None)
 TestAnyOrder = AnyOrder.TestCase
