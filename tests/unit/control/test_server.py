@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The control server: planes, replies, heartbeat, tick, binding errors."""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import stat
+import threading
+import time
+
+import msgspec
+import pytest
+
+from tests.unit.control.conftest import HANDLERS, SECRET, ack, peer_address
+from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.control.server import ControlServer, Reply
+from vllm_ascend_pd.errors import PDConfigError, PDUnreachableError
+from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.wire import (
+    MAX_FRAME_BYTES,
+    Ack,
+    CancelTransfer,
+    ComputeLocally,
+    HealthQuery,
+    HealthReply,
+    Hello,
+    LeaseRenew,
+    LeaseVerdict,
+    LoadResult,
+    Refused,
+    StatusQuery,
+    StatusReply,
+)
+
+
+@pytest.fixture
+def ask():
+    clients = []
+
+    def request(endpoint, message, timeout_s=5.0, attempts=2, secret=SECRET):
+        client = ControlClient(endpoint, secret)
+        clients.append(client)
+        return client.request(message, timeout_s, attempts)
+
+    yield request
+    for client in clients:
+        client.close()
+
+
+def test_both_planes_answer_their_messages(servers, ask):
+    server = servers.start()
+    assert ask(servers.local(), HealthQuery()) == HealthReply()
+    assert ask(peer_address(server), CancelTransfer(transfer_id="t")) == Ack()
+    assert server.counters["local_requests"] == 1
+    assert server.counters["peer_requests"] == 1
+    assert server.counters["admitted"] == 1
+
+
+def test_a_message_of_one_plane_is_refused_on_the_other(servers, ask):
+    server = servers.start()
+    for endpoint, message in (
+        (peer_address(server), ComputeLocally(request_id="r", reason="")),
+        (servers.local(), CancelTransfer(transfer_id="t")),
+    ):
+        answer = ask(endpoint, message)
+        assert isinstance(answer, Refused)
+        assert answer.code == "malformed"
+    assert server.counters["malformed"] == 2
+    assert server.counters["peer_malformed"] == server.counters["local_malformed"] == 1
+
+
+def test_a_message_without_handler_is_refused_by_tag(servers, ask):
+    servers.start()
+    answer = ask(servers.local(), StatusQuery())
+    assert isinstance(answer, Refused)
+    assert answer.code == "unsupported"
+    assert "'status'" in answer.message
+
+
+def test_a_failing_handler_refuses_one_request_and_the_thread_goes_on(servers, ask):
+    def fail(_message, _reply):
+        raise KeyError("lost block")
+
+    server = servers.start({**HANDLERS, StatusQuery: fail})
+    answer = ask(servers.local(), StatusQuery())
+    assert isinstance(answer, Refused)
+    assert answer.code == "internal"
+    assert "KeyError" in answer.message
+    assert "lost block" in answer.message
+    assert server.counters["handler_errors"] == 1
+    assert ask(servers.local(), HealthQuery()) == HealthReply()
+    assert server.alive()
+
+
+def test_a_reply_may_come_later_from_another_thread_and_others_overtake_it(servers, ask):
+    kept: queue.Queue[Reply] = queue.Queue()
+    servers.start({**HANDLERS, StatusQuery: lambda _message, reply: kept.put(reply)})
+    answers: queue.Queue = queue.Queue()
+    waiter = threading.Thread(target=lambda: answers.put(ask(servers.local(), StatusQuery(), 30.0, 1)))
+    waiter.start()
+    reply = kept.get(timeout=5)
+    assert ask(servers.local(), HealthQuery()) == HealthReply()
+    assert answers.empty()
+    started = time.monotonic()
+    assert reply.send(StatusReply(status={"ok": 1}))
+    assert answers.get(timeout=5) == StatusReply(status={"ok": 1})
+    # The reply wakes the poller; without that it would wait for the next round (up to 100 ms).
+    assert time.monotonic() - started < 0.09
+    waiter.join()
+
+
+def test_only_the_first_answer_counts(servers, ask):
+    second: queue.Queue[bool] = queue.Queue()
+
+    def answer_twice(_message, reply):
+        reply.send(StatusReply(status={"n": 1}))
+        second.put(reply.send(StatusReply(status={"n": 2})))
+
+    servers.start({StatusQuery: answer_twice})
+    assert ask(servers.local(), StatusQuery()) == StatusReply(status={"n": 1})
+    assert second.get(timeout=5) is False
+
+
+def test_an_answer_over_the_frame_limit_becomes_a_refusal(servers, ask):
+    big = StatusReply(status={"x": "y" * MAX_FRAME_BYTES})
+    servers.start({StatusQuery: lambda _message, reply: reply.send(big)})
+    answer = ask(servers.local(), StatusQuery())
+    assert isinstance(answer, Refused)
+    assert answer.code == "too_large"
+
+
+def test_a_message_of_nearly_the_frame_limit_passes(servers, ask):
+    servers.start()
+    reason = "r" * (MAX_FRAME_BYTES - 100)
+    assert ask(servers.local(), ComputeLocally(request_id="r", reason=reason)) == Ack()
+
+
+def test_a_reply_after_close_is_dropped_quietly(servers):
+    kept: queue.Queue[Reply] = queue.Queue()
+    server = servers.start({StatusQuery: lambda _message, reply: kept.put(reply)})
+    client = ControlClient(servers.local())
+    waiter = threading.Thread(target=lambda: pytest.raises(PDUnreachableError, client.request, StatusQuery(), 0.5, 1))
+    waiter.start()
+    reply = kept.get(timeout=5)
+    server.close()
+    reply.send(StatusReply(status={}))
+    waiter.join()
+    client.close()
+
+
+def test_answers_given_before_close_are_still_sent(servers):
+    server = servers.start({StatusQuery: lambda _message, reply: kept.put(reply)})
+    kept: queue.Queue[Reply] = queue.Queue()
+    answers: queue.Queue = queue.Queue()
+    client = ControlClient(servers.local())
+    waiter = threading.Thread(target=lambda: answers.put(client.request(StatusQuery(), 10, 1)))
+    waiter.start()
+    kept.get(timeout=5).send(StatusReply(status={"last": True}))
+    server.close()
+    assert answers.get(timeout=5) == StatusReply(status={"last": True})
+    waiter.join()
+    client.close()
+
+
+def test_the_heartbeat_is_fresh_when_idle_and_stale_while_a_handler_is_stuck(servers):
+    release = threading.Event()
+    entered = threading.Event()
+
+    def stick(_message, reply):
+        entered.set()
+        release.wait(10)
+        reply.send(StatusReply(status={}))
+
+    server = servers.start({StatusQuery: stick})
+    first = server.last_beat
+    deadline = time.monotonic() + 5
+    while server.last_beat == first:  # idle: it still beats
+        assert time.monotonic() < deadline
+    assert time.monotonic() - server.last_beat < 0.5
+    client = ControlClient(servers.local())
+    waiter = threading.Thread(target=client.request, args=(StatusQuery(), 10, 1))
+    waiter.start()
+    assert entered.wait(5)
+    stuck_at = server.last_beat
+    threading.Event().wait(0.3)
+    assert server.last_beat == stuck_at
+    assert server.alive()
+    release.set()
+    waiter.join()
+    client.close()
+
+
+def test_tick_comes_at_least_every_100_ms_and_earlier_when_it_says_so(servers):
+    calls: list[float] = []
+    enough = threading.Event()
+
+    def tick():
+        calls.append(time.monotonic())
+        if len(calls) >= 12:
+            enough.set()
+            return None
+        return calls[-1] + 0.005
+
+    servers.start(tick=tick)
+    assert enough.wait(5)
+    assert calls[11] - calls[0] < 0.9  # at 100 ms each it would be 1.1 s
+
+
+def test_a_failing_tick_is_counted_and_called_again(servers, ask):
+    def tick():
+        raise RuntimeError("tick")
+
+    server = servers.start(tick=tick)
+    deadline = time.monotonic() + 5
+    while server.counters["tick_errors"] < 2:
+        assert time.monotonic() < deadline
+    assert ask(servers.local(), HealthQuery()) == HealthReply()
+
+
+def test_tick_is_not_starved_by_a_flood_of_messages(servers):
+    ticks: list[float] = []
+    servers.start(tick=lambda: ticks.append(time.monotonic()))
+    clients = [ControlClient(servers.local()) for _ in range(2)]
+    stop = time.monotonic() + 0.6
+
+    def flood(client):
+        while time.monotonic() < stop:
+            client.request(HealthQuery(), 5, 1)
+
+    threads = [threading.Thread(target=flood, args=(client,)) for client in clients]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for client in clients:
+        client.close()
+    assert len(ticks) >= 4
+
+
+def test_a_taken_port_is_named_with_host_flag_and_hint(servers):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(PDConfigError) as caught:
+            servers.start(peer=f"tcp://127.0.0.1:{port}")
+    for word in ("--pd-listen", "127.0.0.1", str(port), "another process"):
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("peer", ["tcp://203.0.113.7:0", "tcp://[2001:db8::7]:0"])
+def test_an_address_of_another_machine_is_named(servers, peer):
+    with pytest.raises(PDConfigError, match="--pd-listen") as caught:
+        servers.start(peer=peer)
+    assert peer.removeprefix("tcp://").removesuffix(":0").strip("[]") in str(caught.value)
+
+
+@pytest.mark.parametrize("peer", ["127.0.0.1:1", "tcp://", "tcp://host", "tcp://h:p", "tcp://no.such.host.invalid:0"])
+def test_a_bad_endpoint_names_the_flag(servers, peer):
+    with pytest.raises(PDConfigError, match="--pd-listen"):
+        servers.start(peer=peer)
+
+
+def test_a_missing_directory_for_the_local_socket_is_named(tmp_path):
+    server = ControlServer(str(tmp_path / "none" / "core.sock"), None, SECRET, HANDLERS)
+    with pytest.raises(PDConfigError, match="none/core.sock"):
+        server.start()
+
+
+def test_a_failed_start_leaves_the_port_free(servers, tmp_path):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    broken = ControlServer(str(tmp_path / "none" / "x.sock"), f"tcp://127.0.0.1:{port}", SECRET, HANDLERS)
+    with pytest.raises(PDConfigError):
+        broken.start()
+    assert servers.start(peer=f"tcp://127.0.0.1:{port}").peer_port == port
+
+
+@pytest.mark.parametrize("port", ["0", "*"])
+def test_a_free_port_is_chosen_and_told(servers, ask, port):
+    server = servers.start(peer=f"tcp://127.0.0.1:{port}")
+    assert server.peer_port > 0
+    assert ask(peer_address(server), CancelTransfer(transfer_id="t")) == Ack()
+
+
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0", "*"])
+def test_names_and_wildcards_can_be_bound(servers, ask, host):
+    server = servers.start(peer=f"tcp://{host}:0")
+    dialled = "localhost" if host == "localhost" else "127.0.0.1"
+    assert ask(peer_address(server, dialled), CancelTransfer(transfer_id="t")) == Ack()
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no IPv6 loopback")
+@pytest.mark.parametrize("host", ["[::1]", "[::]"])
+def test_ipv6_literals_work(servers, ask, host):
+    server = servers.start(peer=f"tcp://{host}:0")
+    assert ask(peer_address(server, "[::1]"), CancelTransfer(transfer_id="t")) == Ack()
+
+
+def test_without_a_peer_endpoint_there_is_no_peer_plane(servers, ask):
+    server = servers.start(peer=None)
+    assert server.peer_port == 0
+    assert ask(servers.local(), HealthQuery()) == HealthReply()
+
+
+def test_the_local_socket_is_ours_alone_and_gone_after_close(servers):
+    server = servers.start()
+    path = servers.directory / "core.sock"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    server.close()
+    assert not path.exists()
+
+
+def test_two_servers_in_one_process_do_not_share_their_gates(servers, ask):
+    other = Secret(b"another deployment's secret")
+    one, two = servers.start(name="one"), servers.start(name="two", secret=other)
+    assert ask(peer_address(one), CancelTransfer(transfer_id="t")) == Ack()
+    assert ask(peer_address(two), CancelTransfer(transfer_id="t"), secret=other) == Ack()
+    one.close()
+    assert ask(peer_address(two), CancelTransfer(transfer_id="t"), secret=other) == Ack()
+
+
+def test_a_server_starts_once(servers):
+    server = servers.start()
+    with pytest.raises(RuntimeError, match="once"):
+        server.start()
+
+
+def test_closing_before_start_and_twice_is_harmless(tmp_path, servers):
+    ControlServer(str(tmp_path / "x.sock"), None, SECRET, {}).close()
+    server = servers.start()
+    server.close()
+    server.close()
+
+
+def test_a_server_made_before_a_fork_starts_in_the_child(servers, ask):
+    server = ControlServer(servers.local("child"), "tcp://127.0.0.1:0", SECRET, HANDLERS)
+    ready_out, ready_in = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            server.start()
+            os.write(ready_in, b"%d\n" % server.peer_port)
+            time.sleep(30)
+        finally:
+            os._exit(1)
+    try:
+        port = int(os.read(ready_out, 16))
+        assert ask(f"tcp://127.0.0.1:{port}", CancelTransfer(transfer_id="t")) == Ack()
+    finally:
+        os.kill(child, 9)
+        os.waitpid(child, 0)
+        os.close(ready_in)
+        os.close(ready_out)
+
+
+def test_typed_messages_arrive_with_their_fields(servers, ask):
+    seen: queue.Queue = queue.Queue()
+
+    def verdict(message, reply):
+        seen.put(message)
+        reply.send(LeaseVerdict(held=True, state="held", remaining_ms=5))
+
+    def hello(message, reply):
+        seen.put(message)
+        ack(message, reply)
+
+    server = servers.start({LeaseRenew: verdict, Hello: hello})
+    renew = LeaseRenew(lease_id="l", transfer_id="t", rank=1, num_ranks=2)
+    assert ask(peer_address(server), renew) == LeaseVerdict(held=True, state="held", remaining_ms=5)
+    assert seen.get(timeout=5) == renew
+    greeting = Hello(wire_version=1, engine_id="e", epoch="x", record={"layers": [1, 2], "deep": {"a": None}})
+    assert ask(peer_address(server), greeting) == Ack()
+    assert seen.get(timeout=5) == greeting
+
+
+def test_every_answer_type_survives_the_wire(servers, ask):
+    answers = [Ack(), Refused(code="c", message="m", field="f"), LoadResult(outcome="loaded", pull_ms=1.5)]
+    left = iter(answers)
+    servers.start({StatusQuery: lambda _message, reply: reply.send(next(left))})
+    assert [ask(servers.local(), StatusQuery(), attempts=1) for _ in answers] == answers
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(Ack())) == {"type": "ack"}
