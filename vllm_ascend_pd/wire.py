@@ -122,7 +122,7 @@ class ComputeLocally(msgspec.Struct, tag="compute_locally", frozen=True, kw_only
     reason: str
 
 
-LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally
+LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally | CancelTransfer
 PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer
 
 
