@@ -171,9 +171,7 @@ class _Inserter:
                 waits = False
                 continue
             body.append(statement)
-            waits = isinstance(statement, cst.SimpleStatementLine) and is_field(
-                statement.body[0], self.op.after
-            )
+            waits = isinstance(statement, cst.SimpleStatementLine) and is_field(statement.body[0], self.op.after)
             self.hits += waits
         return block.with_changes(body=[*body, *(self.new if waits else ())])
 

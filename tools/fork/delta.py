@@ -64,9 +64,7 @@ def load_edit(path: Path, repo: Path) -> EditFile:
     except Exception as error:
         raise EditInvalid(f"{name}: cannot be loaded: {type(error).__name__}: {error}") from error
     upstream, ops, lanes = values.get("UPSTREAM"), values.get("EDITS"), values.get("LANES")
-    if not _are(upstream, str) or not all(
-        u.startswith("vllm/") and u.endswith(".py") for u in upstream or ()
-    ):
+    if not _are(upstream, str) or not all(u.startswith("vllm/") and u.endswith(".py") for u in upstream or ()):
         raise EditInvalid(f"{name}: UPSTREAM must be a tuple of paths 'vllm/….py', is {upstream!r}")
     if not _are(ops, Op):
         raise EditInvalid(f"{name}: EDITS must be a non-empty tuple of operations, is {ops!r}")
@@ -121,11 +119,7 @@ def new_modules(repo: Path = REPO) -> dict[str, bytes]:
     found = {}
     for path in sorted((repo / "vllm").rglob("*")):
         name = path.relative_to(repo).as_posix()
-        if (
-            path.suffix in (".py", ".pyi")
-            and not name.endswith(EDIT_SUFFIX)
-            and "__pycache__" not in path.parts
-        ):
+        if path.suffix in (".py", ".pyi") and not name.endswith(EDIT_SUFFIX) and "__pycache__" not in path.parts:
             found[name] = path.read_bytes()
     return found
 

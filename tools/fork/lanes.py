@@ -69,12 +69,20 @@ def load_lanes(repo: Path = REPO) -> dict[str, Lane]:
     Raises:
         ForkError: a field is missing or malformed; names lane, field and value.
     """
-    path = repo / UPSTREAM_TOML
+    tables = read_toml(repo / UPSTREAM_TOML).get("lane", {})
+    return {name: _lane(name, table) for name, table in tables.items()}
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as a dict.
+
+    Raises:
+        ForkError: it cannot be read or is no TOML.
+    """
     try:
-        data = tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text())
     except (OSError, tomllib.TOMLDecodeError) as error:
         raise ForkError(f"{path}: {error}") from error
-    return {name: _lane(name, table) for name, table in data.get("lane", {}).items()}
 
 
 def _lane(name: str, table: dict[str, Any]) -> Lane:

@@ -2,8 +2,8 @@
 """Development aid: the delta in place over an installed vLLM, so that an edit can be tried in seconds.
 
 Originals are kept below `vllm/.pd-pristine/` and every run starts from them, so it can be run again after
-each change. Never hard-link-unsafe: files are replaced, not written into, because an installer may share
-them with its cache. What users install is the wheel of `wheel.py`.
+each change. Files are replaced, never written into, because an installer may share their inodes
+with its cache. What users install is the wheel of `wheel.py`.
 """
 
 from __future__ import annotations

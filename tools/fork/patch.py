@@ -10,11 +10,12 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tools.fork.apply import apply_ops
 from tools.fork.delta import EditFile
 from tools.fork.errors import AnchorLost
-from tools.fork.ops import scope_of
+from tools.fork.ops import Op, scope_of
 from tools.fork.source import UpstreamTree
 
 
@@ -44,8 +45,7 @@ def patch_tree(tree: UpstreamTree, edits: list[EditFile], *, keep_going: bool = 
             source = done.files[path] if path in done.files else tree.read(path)
             assert source is not None
             where = f"{path} of vLLM {tree.release}"
-            edited = apply_ops(source, edit.ops, edit_file=edit.path, where=where)
-            compile(edited, path, "exec", dont_inherit=True)
+            edited = _apply(source, edit.ops, edit.path, where)
         except Exception as error:
             if not keep_going:
                 raise
@@ -54,6 +54,14 @@ def patch_tree(tree: UpstreamTree, edits: list[EditFile], *, keep_going: bool = 
         done.files[path] = edited
         done.steps.append((edit, path, edited))
     return done
+
+
+@lru_cache(maxsize=64)
+def _apply(source: bytes, ops: tuple[Op, ...], edit_file: str, where: str) -> bytes:
+    """`apply_ops`, compiled; kept, because lanes of one release have the same files and parsing is slow."""
+    edited = apply_ops(source, ops, edit_file=edit_file, where=where)
+    compile(edited, where, "exec", dont_inherit=True)
+    return edited
 
 
 def resolve(tree: UpstreamTree, edit: EditFile) -> str:
