@@ -168,16 +168,27 @@ def test_one_instance_can_be_stopped_and_the_rest_goes_on(deploy):
     assert [is_alive(pid) for pid in pids(supervisor)] == [True, True, False]
 
 
-def run_up(tmp_path, model):
-    """`vllm pd up` in a process of its own, over the stub."""
-    code = (
-        "import functools, sys, vllm_ascend_pd.up.cli as cli;"
-        f"cli.prepare_machine = functools.partial(cli.prepare_machine, serve_command={STUB!r});"
-        "sys.exit(cli.main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", code, "up", model, "--log-dir", str(tmp_path / "logs"), "--", "--dtype", "x"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
-    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env, cwd=tmp_path)
+@pytest.fixture
+def run_up(tmp_path):
+    """run_up(model): `vllm pd up` in a process of its own, over the stub."""
+    running = []
+
+    def run(model):
+        code = (
+            "import functools, sys, vllm_ascend_pd.up.cli as cli;"
+            f"cli.prepare_machine = functools.partial(cli.prepare_machine, serve_command={STUB!r});"
+            "sys.exit(cli.main(sys.argv[1:]))"
+        )
+        command = [sys.executable, "-c", code, "up", model, "--log-dir", str(tmp_path / "logs"), "--", "--dtype", "x"]
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)}
+        pipes = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        running.append(subprocess.Popen(command, env=env, cwd=tmp_path, **pipes))
+        return running[-1]
+
+    yield run
+    for process in running:
+        process.kill()  # its servers end with it
+        process.communicate()
 
 
 def wait_announced(up):
@@ -202,8 +213,8 @@ def children_of(pid):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_everything_and_is_no_failure(tmp_path, number):
-    up = run_up(tmp_path, "ok")
+def test_a_signal_stops_everything_and_is_no_failure(run_up, tmp_path, number):
+    up = run_up("ok")
     wait_announced(up)
     servers = children_of(up.pid)
     assert len(servers) == 2
@@ -217,8 +228,8 @@ def test_a_signal_stops_everything_and_is_no_failure(tmp_path, number):
     assert not list(tmp_path.glob("vllm-pd-up-*")), "the secret is removed"
 
 
-def test_a_killed_supervisor_leaves_no_server(tmp_path):
-    up = run_up(tmp_path, "ok")
+def test_a_killed_supervisor_leaves_no_server(run_up):
+    up = run_up("ok")
     wait_announced(up)
     servers = children_of(up.pid)
     assert len(servers) == 2
@@ -227,8 +238,8 @@ def test_a_killed_supervisor_leaves_no_server(tmp_path):
     wait_until(lambda: not any(is_alive(pid) for pid in servers))
 
 
-def test_a_failed_start_exits_with_one_and_says_which_server(tmp_path):
-    up = run_up(tmp_path, "dies")
+def test_a_failed_start_exits_with_one_and_says_which_server(run_up):
+    up = run_up("dies")
     out, errors = up.communicate(timeout=30)
     assert up.returncode == 1
     assert "vllm pd up: prefill-0" in errors

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+# The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
+.POSIX:
+.PHONY: help setup serve test check build fork clean
+
+PY = .venv/bin/python
+
+help:
+	@echo "make serve    set up, start prefill + decode on a real model, ask it something, keep serving (ONCE=1: stop then)"
+	@echo "make test     set up, then all checks and all tests"
+	@echo "make setup    .venv with the fork's wheel and the development tools"
+	@echo "make check    ruff, mypy --strict, import-linter, clang-format, size limits"
+	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
+	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
+	@echo "make clean    remove what was built here; the cache outside the checkout stays"
+
+setup:
+	@sh tools/setup.sh
+
+serve: setup
+	@$(PY) -m tools.serve_demo
+
+check: setup
+	@sh tools/check.sh
+
+test: check
+	@$(PY) -m pytest
+
+LANE = cpu
+build: setup
+	@mkdir -p dist
+	$(PY) -m tools.fork wheel --lane $(LANE) --out dist
+
+ARGS = --help
+fork: setup
+	@$(PY) -m tools.fork $(ARGS)
+
+clean:
+	rm -rf .venv build dist logs *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
