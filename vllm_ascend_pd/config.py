@@ -83,6 +83,11 @@ class PDConfig:
         return primary_host() if self.listen_host in WILDCARD_HOSTS else self.listen_host
 
     @property
+    def static_prefill_urls(self) -> tuple[str, ...]:
+        """The prefill instances that are named themselves, not through DNS."""
+        return tuple(url for url in self.prefill_urls if not url.startswith(DNS_SCHEME))
+
+    @property
     def lease_ms(self) -> int:
         """`lease_s` for the wire."""
         return round(self.lease_s * 1000)

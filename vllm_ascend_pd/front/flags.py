@@ -175,8 +175,7 @@ OPTIONS: Final = (
     PDOption(
         "host-transport",
         "host_transport",
-        "How KV moves between CPU instances: map the peer's memory, or TCP. Default: auto (mapped on one "
-        "machine).",
+        "How KV moves between CPU instances: map the peer's memory, or TCP. Default: auto (mapped on one machine).",
         _choice(*config.HOST_TRANSPORTS),
         choices=config.HOST_TRANSPORTS,
     ),
@@ -204,6 +203,7 @@ OPTIONS: Final = (
 )
 BY_WORD: Final = {option.word: option for option in OPTIONS}
 VARIABLES: Final = tuple(option.variable for option in OPTIONS)
+TOOL_VARIABLES: Final = ("VLLM_PD_CACHE",)  # of the build, which may share a shell with the server
 
 
 def add_pd_arguments(parser: argparse.ArgumentParser) -> None:
@@ -214,9 +214,7 @@ def add_pd_arguments(parser: argparse.ArgumentParser) -> None:
         if option.kind == "switch":
             group.add_argument(option.flag, action=argparse.BooleanOptionalAction, default=None, help=text)
         elif option.kind == "list":
-            group.add_argument(
-                option.flag, nargs="+", action="extend", metavar=option.metavar, default=None, help=text
-            )
+            group.add_argument(option.flag, nargs="+", action="extend", metavar=option.metavar, default=None, help=text)
         elif option.choices:
             group.add_argument(option.flag, choices=option.choices, default=None, help=text)
         else:
@@ -238,7 +236,7 @@ def read_options(arguments: object, environ: Mapping[str, str] = os.environ) -> 
         PDConfigError: an unknown `VLLM_PD_…` variable, a bad value, or options that do not go together.
     """
     for variable in environ:
-        if variable.startswith(ENV_PREFIX) and variable not in VARIABLES:
+        if variable.startswith(ENV_PREFIX) and variable not in (*VARIABLES, *TOOL_VARIABLES):
             raise PDConfigError(f"{variable}: unknown environment variable{nearest(variable, VARIABLES)}")
     given: dict[str, Given] = {}
     for option in OPTIONS:
@@ -260,16 +258,13 @@ def check_together(given: Mapping[str, Given]) -> None:
             if item.value is False:
                 continue
             roles = "decode" if BY_WORD[word].only is DECODE else "{prefill,decode}"
-            raise PDConfigError(
-                f"{item.name} {shown(item.value)} needs --pd-role {roles}, which is not given"
-            )
+            raise PDConfigError(f"{item.name} {shown(item.value)} needs --pd-role {roles}, which is not given")
         return
     for word, item in given.items():
         only = BY_WORD[word].only
         if only is not None and only != role.value:
             raise PDConfigError(
-                f"{item.name} {shown(item.value)} needs --pd-role {only.value}, "
-                f"but {role.name} is {role.value}"
+                f"{item.name} {shown(item.value)} needs --pd-role {only.value}, but {role.name} is {role.value}"
             )
     listen = given.get("listen")
     if listen is not None:

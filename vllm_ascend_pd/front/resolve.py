@@ -32,9 +32,7 @@ _MAX_SOCKET_DIR_LENGTH: Final = 80  # a Unix socket path ends at 107 bytes
 def new_instance(http_host: str = "") -> dict[str, str]:
     """Fresh identity and private socket directory, which goes when this process exits (not a fork of it)."""
     parent = tempfile.gettempdir()
-    directory = tempfile.mkdtemp(
-        prefix="vllm-pd-", dir=parent if len(parent) < _MAX_SOCKET_DIR_LENGTH else "/tmp"
-    )
+    directory = tempfile.mkdtemp(prefix="vllm-pd-", dir=parent if len(parent) < _MAX_SOCKET_DIR_LENGTH else "/tmp")
     # Unlike atexit, this also runs in multiprocessing children, and never in a fork of its creator.
     multiprocessing.util.Finalize(None, shutil.rmtree, args=(directory, True), exitpriority=0)
     return {
@@ -133,9 +131,7 @@ def _is_resolved(transfer_config: Any) -> bool:
 
 
 def _unsupported(role: str, feature: str) -> PDConfigError:
-    return PDConfigError(
-        f"--pd-role {role} does not go with {feature} in this release: leave one of them out"
-    )
+    return PDConfigError(f"--pd-role {role} does not go with {feature} in this release: leave one of them out")
 
 
 def _refuse_unsupported(engine_args: Any, given: Mapping[str, Given]) -> None:

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The HTTP endpoints of an instance: /pd/status (both roles), /pd/peer, /pd/prefill and /pd/cancel (prefill).
+
+Thin: reads the request, checks its signature, calls `server.py`, and writes errors in the server's usual shape.
+Imported only when an app is built, because it needs FastAPI; of vLLM it uses the public engine client API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable
+from typing import Any, TypeVar
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from vllm_ascend_pd.errors import PDRequestError, PDUnreachableError
+from vllm_ascend_pd.front.hooks import instance_of
+from vllm_ascend_pd.front.http_messages import (
+    CANCEL_PATH,
+    MAX_BODY_BYTES,
+    PEER_PATH,
+    PREFILL_PATH,
+    STATUS_PATH,
+    PrefillAsk,
+)
+from vllm_ascend_pd.front.instance import Instance
+from vllm_ascend_pd.front.server import CORE_TIMEOUT_S, PrefillRefused, PrefillServer
+from vllm_ascend_pd.wire import StatusQuery, StatusReply
+
+router = APIRouter()
+_T = TypeVar("_T")
+
+
+def attach(app: FastAPI) -> None:
+    """Add the endpoints and the shape of their errors."""
+    app.include_router(router)
+    app.exception_handler(PDRequestError)(_answer_error)
+
+
+@router.get(STATUS_PATH)
+async def get_status(request: Request) -> Response:
+    """Who this instance is, and what is linked, leased and in flight.
+
+    `api_server` holds numbers of the answering API server process; everything else is the engine core's.
+    """
+    instance = _instance(request)
+    status: dict[str, Any] = {
+        "role": instance.config.role.value,
+        "engine_id": instance.config.engine_id,
+        "epoch": instance.config.epoch,
+    }
+    try:
+        answer = await instance.core.request(StatusQuery(), CORE_TIMEOUT_S)
+        status |= answer.status if isinstance(answer, StatusReply) else {"engine_core": f"answered {answer}"}
+        code = 200
+    except PDUnreachableError as error:
+        status["engine_core"] = str(error)
+        code = 503
+    status["api_server"] = {"pid": os.getpid(), **instance.to_status()}
+    return JSONResponse(status, status_code=code)
+
+
+@router.get(PEER_PATH)
+async def get_peer(request: Request) -> Response:
+    """Public facts that a decode instance needs before the handshake."""
+    facts = await _server(request).get_facts()
+    return Response(msgspec.json.encode(facts), media_type="application/json")
+
+
+@router.post(PREFILL_PATH)
+async def post_prefill(request: Request) -> Response:
+    """Compute a prompt's KV and lease it to the transfer that the signed body names."""
+    server = _server(request)
+    body = await _signed_body(server, request, PREFILL_PATH)
+    engine = request.app.state.engine_client
+
+    async def generate(ask: PrefillAsk, params: dict[str, Any]) -> Any:
+        return await _generate_one(engine, ask, params)
+
+    answer = await _until_disconnect(request, server.prefill(body, generate))
+    return Response(answer, media_type="application/json")
+
+
+@router.post(CANCEL_PATH)
+async def post_cancel(request: Request) -> Response:
+    """The decode side's request is gone."""
+    server = _server(request)
+    await server.cancel(await _signed_body(server, request, CANCEL_PATH))
+    return JSONResponse({"cancelled": True})
+
+
+# ---------------------------------------------------------------- plumbing
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    status = getattr(error, "http_status", 500)
+    body = {"message": str(error), "type": getattr(error, "code", "pd_error"), "param": None, "code": status}
+    return JSONResponse({"error": body}, status_code=status)
+
+
+def _instance(request: Request) -> Instance:
+    instance = instance_of(request.app.state.engine_client)
+    if instance is None:
+        raise PrefillRefused(404, "this server runs without --pd-role", "pd_off")
+    return instance
+
+
+def _server(request: Request) -> PrefillServer:
+    server = _instance(request).server
+    if server is None:
+        raise PrefillRefused(
+            404, "this is a --pd-role decode instance; prefill ones have this endpoint", "pd_wrong_role"
+        )
+    return server
+
+
+async def _signed_body(server: PrefillServer, request: Request, path: str) -> bytes:
+    """The body, bounded while it is read, and only if it is signed for us."""
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in request.stream():
+        size += len(chunk)
+        if size > MAX_BODY_BYTES:
+            raise PrefillRefused(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        chunks.append(chunk)
+    body = b"".join(chunks)
+    server.verify("POST", path, request.headers, body)
+    return body
+
+
+async def _until_disconnect(request: Request, work: Awaitable[_T]) -> _T:
+    """Await `work`, cancelled when the client closes the connection."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_wait_for_disconnect(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise PrefillRefused(499, "the client closed the connection")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _generate_one(engine: Any, ask: PrefillAsk, params: dict[str, Any]) -> Any:
+    """One token of the prompt; the final RequestOutput."""
+    from vllm.inputs import TokensPrompt
+    from vllm.sampling_params import RequestOutputKind, SamplingParams
+
+    prompt = TokensPrompt(prompt_token_ids=ask.token_ids)
+    if ask.cache_salt is not None:
+        prompt["cache_salt"] = ask.cache_salt
+    sampling = SamplingParams(
+        max_tokens=1,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        extra_args={"kv_transfer_params": params},
+    )
+    final = None
+    async for output in engine.generate(prompt, sampling, f"pd-{ask.transfer_id}", priority=ask.priority):
+        final = output
+    return final

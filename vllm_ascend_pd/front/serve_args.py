@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checks of `vllm serve` arguments that are not engine arguments, before any process is started.
+
+Runs once, in the command's main process, right after parsing. What it decides (the --host default, the instance's
+identity) travels in the arguments to every API server process.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_ascend_pd.config import is_loopback
+from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.front.flags import check_bind, read_options
+from vllm_ascend_pd.front.resolve import build_config, new_instance
+from vllm_ascend_pd.secret import load_secret
+
+LOOPBACK = "127.0.0.1"
+
+
+def check_serve_args(args: Any) -> None:
+    """Settle `--host`, refuse what does not go with `--pd-role`, and make the instance. Mutates `args`.
+
+    Raises:
+        SystemExit: status 2; the sentence is on stderr.
+    """
+    try:
+        settle_serve_args(args)
+    except PDConfigError as error:
+        print(f"vllm serve: error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> None:
+    """See `check_serve_args`.
+
+    Raises:
+        PDConfigError: names the flag.
+    """
+    given = read_options(args, environ)
+    if "role" not in given:
+        return
+    role = given["role"]
+    if environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
+        raise PDConfigError(
+            f"{role.name} {role.value} needs the Python API server, and VLLM_USE_RUST_FRONTEND="
+            f"{environ['VLLM_USE_RUST_FRONTEND']} bypasses it: unset VLLM_USE_RUST_FRONTEND"
+        )
+    for flag in ("grpc", "headless"):
+        if getattr(args, flag, False):
+            raise PDConfigError(f"{role.name} {role.value} needs the HTTP API server, and --{flag} runs without it")
+    if "secret-file" not in given and not getattr(args, "uds", None):
+        if args.host is None:
+            args.host = LOOPBACK
+        check_bind(args.host, "--host", given)
+    load_secret(given["secret-file"].value if "secret-file" in given else None)
+    args.pd_instance = new_instance(args.host or "")
+    config = build_config(given, args.pd_instance)
+    if "secret-file" not in given and not is_loopback(config.listen_host):
+        raise PDConfigError(f"--pd-listen {config.listen_host} is not a loopback address and there is no secret")
