@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A peer in a process of its own, driven by JSON lines; run as a script by `Peer`."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from vllm_ascend_pd.datadist import OPTION_SECRET, OPTION_TRANSPORT, link_transport, listening_port, load
+from vllm_ascend_pd.memory import Arena
+
+MIB = 1 << 20
+SECRET = "ab" * 32
+NUM_BLOCKS, BLOCK_BYTES, NUM_TENSORS = 64, 32 << 10, 4
+TENSOR_BYTES = NUM_BLOCKS * BLOCK_BYTES  # 2 MiB
+
+
+def pattern(cluster_id: int, tensor: int, block: int) -> bytes:
+    """The bytes of one block; unlike for every (cluster, tensor, block), and position dependent inside."""
+    seed = (cluster_id * 1_000_003 + tensor * 7919 + block * 104_729) & 0xFFFFFFFF
+    head = seed.to_bytes(4, "little") + bytes([(seed * k) & 0xFF for k in range(1, 253)])
+    return head * (BLOCK_BYTES // 256)
+
+
+def make_options(cluster: dict[str, Any]) -> dict[str, str]:
+    config = load("host").LLMConfig()
+    config.enable_cache_manager = True
+    config.enable_remote_cache_accessible = True
+    config.sync_kv_timeout = cluster.get("timeout_ms", 5000)
+    if cluster.get("listen", True):
+        config.listen_ip_info = cluster.get("address", "127.0.0.1:0")
+    options = {OPTION_TRANSPORT: cluster.get("transport", "auto")}
+    if cluster.get("secret", SECRET):
+        options[OPTION_SECRET] = cluster.get("secret", SECRET)
+    config.ge_options = options
+    return config.generate_options()
+
+
+class Node:
+    """One LLMDataDist with one blocks cache (model_id 0) full of its pattern, in this process."""
+
+    def __init__(self, **cluster: Any) -> None:
+        self.module = load("host")
+        self.cluster_id = cluster["cluster_id"]
+        self.datadist = self.module.LLMDataDist(self.module.LLMRole.MIX, self.cluster_id)
+        self.datadist.init(make_options(cluster))
+        self.memory: Any = None
+        if cluster.get("arena", True):
+            self.memory = Arena.create(NUM_TENSORS * TENSOR_BYTES, "test")
+            base = self.memory.address
+        else:
+            self.memory = (ctypes.c_char * (NUM_TENSORS * TENSOR_BYTES + 2 * MIB))()
+            base = -(-ctypes.addressof(self.memory) // (2 * MIB)) * (2 * MIB)
+        self.addresses = [base + index * TENSOR_BYTES for index in range(NUM_TENSORS)]
+        self.fill()
+        self.desc = self.make_desc()
+        key = self.module.BlocksCacheKey(self.cluster_id, 0)
+        self.manager = self.datadist.cache_manager
+        self.cache = self.manager.register_blocks_cache(self.desc, self.addresses, key)
+
+    def make_desc(self, num_tensors: int = NUM_TENSORS, num_blocks: int = NUM_BLOCKS) -> Any:
+        shape = [num_blocks, BLOCK_BYTES]
+        return self.module.CacheDesc(num_tensors, shape, self.module.DataType.DT_INT8)
+
+    def fill(self) -> None:
+        for tensor, address in enumerate(self.addresses):
+            data = b"".join(pattern(self.cluster_id, tensor, block) for block in range(NUM_BLOCKS))
+            ctypes.memmove(address, data, TENSOR_BYTES)
+
+    @property
+    def port(self) -> int | None:
+        return listening_port(self.datadist)
+
+    def block(self, tensor: int, block: int) -> bytes:
+        return ctypes.string_at(self.addresses[tensor] + block * BLOCK_BYTES, BLOCK_BYTES)
+
+    def info(self, cluster_id: int, port: int) -> Any:
+        info = self.module.LLMClusterInfo()
+        info.remote_cluster_id = cluster_id
+        info.append_local_ip_info("127.0.0.1", 0)
+        info.append_remote_ip_info("127.0.0.1", port)
+        return info
+
+    def link(self, cluster_id: int, port: int, timeout: int = 3000) -> Any:
+        return self.datadist.link_clusters([self.info(cluster_id, port)], timeout)[0]
+
+    def unlink(self, cluster_id: int, port: int = 0, force: bool = True) -> Any:
+        return self.datadist.unlink_clusters([self.info(cluster_id, port)], force=force)[0]
+
+    def pull(self, cluster_id: int, src: list[int], dst: list[int], **kwargs: Any) -> None:
+        key = self.module.BlocksCacheKey(cluster_id, kwargs.pop("model_id", 0))
+        self.manager.pull_blocks(key, self.cache, src, dst, **kwargs)
+
+    def transport(self, cluster_id: int) -> str:
+        return link_transport(self.datadist, cluster_id)
+
+
+class Peer:
+    """A Node in a child process."""
+
+    def __init__(self, **cluster: Any) -> None:
+        command = [sys.executable, "-m", "tests.unit.datadist.datadist_peer", json.dumps(cluster)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+        )
+        self.cluster_id = cluster["cluster_id"]
+        self.port = self._answer()
+
+    def _answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError("the peer ended")
+        return json.loads(line)
+
+    def start(self, verb: str, *args: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([verb, *args]) + "\n")
+        self.process.stdin.flush()
+
+    def call(self, verb: str, *args: Any) -> Any:
+        self.start(verb, *args)
+        return self._answer()
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitpid(self.process.pid, os.WUNTRACED)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+def run_peer() -> None:
+    node = Node(**json.loads(sys.argv[1]))
+    print(json.dumps(node.port), flush=True)
+    for line in sys.stdin:
+        verb, *args = json.loads(line)
+        result: Any = None
+        try:
+            if verb == "link":
+                result = str(node.link(*args))
+            elif verb == "unlink":
+                result = str(node.unlink(*args))
+            elif verb == "pull":
+                node.pull(*args)
+            elif verb == "check":  # does our block hold that cluster's pattern?
+                cluster_id, src, dst = args
+                result = [node.block(t, dst) == pattern(cluster_id, t, src) for t in range(NUM_TENSORS)]
+            elif verb == "finalize":
+                node.datadist.finalize()
+            elif verb == "transport":
+                result = node.transport(*args)
+        except node.module.LLMException as error:
+            result = error.status_code.name
+        print(json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    run_peer()

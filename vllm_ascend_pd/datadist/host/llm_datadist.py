@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`LLMDataDist` of the host implementation: direct mode only (§1).
+
+Not implemented, and refused with LLM_FEATURE_NOT_ENABLED: two-sided `link` with a rank table, memory pools,
+`transfer_cache_async`, message mode, the hixl backend; ImportError for the old mode without cache manager.
+docs/datadist.md has the whole table.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Sequence
+from typing import ClassVar, NoReturn
+
+from vllm_ascend_pd.datadist.host.cache_manager import CacheManager
+from vllm_ascend_pd.datadist.host.engine import Engine
+from vllm_ascend_pd.datadist.host.options import parse_listen, parse_options
+from vllm_ascend_pd.datadist.status import (
+    LLMException,
+    LLMStatusCode,
+    check_int32,
+    check_integer,
+    check_type,
+    check_uint64,
+    fail,
+    require,
+)
+from vllm_ascend_pd.datadist.types import LLMClusterInfo, LLMRole, RegisterMemStatus
+
+_NOT_INITIALIZED = "llm datadist is not initialized"
+
+
+class LLMDataDist:
+    """The process-wide entry point; at most one instance is initialised at a time."""
+
+    llm_engine_instance: ClassVar[LLMDataDist | None] = None
+    _instance_lock: ClassVar[threading.Lock] = threading.Lock()  # guards llm_engine_instance
+
+    def __init__(self, role: LLMRole, cluster_id: int) -> None:
+        check_type("role", role, LLMRole, allow_none=False)
+        check_uint64("cluster_id", cluster_id)
+        self._role = role
+        self._cluster_id = cluster_id
+        self._engine: Engine | None = None
+        self._cache_manager: CacheManager | None = None
+
+    def init(self, options: dict[str, str]) -> None:
+        """Start the engine. Nothing happens when this instance is initialised already."""
+        if self._engine is not None:
+            return
+        with LLMDataDist._instance_lock:
+            if LLMDataDist.llm_engine_instance is not None:
+                fail(LLMStatusCode.LLM_FAILED, "Cannot init multiple LLMDataDists")
+            engine = Engine(self._cluster_id, parse_options(options))
+            self._engine, self._cache_manager = engine, CacheManager(engine)
+            LLMDataDist.llm_engine_instance = self
+
+    def finalize(self) -> None:
+        """Wait for running calls, end all links, stop listening; `init` may follow. Idempotent."""
+        with LLMDataDist._instance_lock:
+            engine, self._engine, self._cache_manager = self._engine, None, None
+            if engine is None:
+                return
+            try:
+                engine.finalize()
+            finally:
+                LLMDataDist.llm_engine_instance = None
+
+    def _running(self) -> Engine:
+        engine = self._engine
+        if engine is None:
+            raise RuntimeError(_NOT_INITIALIZED)
+        return engine
+
+    @property
+    def cluster_id(self) -> int:
+        """Own cluster id."""
+        return self._cluster_id
+
+    @property
+    def cache_manager(self) -> CacheManager:
+        """Raises RuntimeError before `init`."""
+        self._running()
+        assert self._cache_manager is not None
+        return self._cache_manager
+
+    @property
+    def kv_cache_manager(self) -> NoReturn:
+        """Only in the old mode."""
+        self._running()
+        fail(LLMStatusCode.LLM_PARAM_INVALID, "kv_cache_manager needs the mode without cache manager")
+
+    @property
+    def listen_port(self) -> int | None:
+        """Host implementation only: the port that peers link to; None when not listening."""
+        return self._running().listen_port
+
+    def link_transport(self, remote_cluster_id: int) -> str:
+        """Host implementation only: `mapped` or `tcp`. Raises LLMException(LLM_NOT_YET_LINK)."""
+        return self._running().get_link(remote_cluster_id).transport
+
+    def link_clusters(
+        self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000
+    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+        """Link to listening peers, in parallel; `timeout` in ms. One status per peer and the last failure."""
+        engine = self._running()
+        _check_clusters(clusters, timeout)
+        for info in clusters:
+            given = bool(info.local_ip_info_list) or engine.options.has_comm_res
+            require(given, "local_ip_info_list must not be empty")
+        with engine.call():
+            return engine.link_clusters(clusters, timeout)
+
+    def unlink_clusters(
+        self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000, force: bool = False
+    ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
+        """End links on both sides, or with `force` on this side only. Peers that are not linked: success."""
+        engine = self._running()
+        check_type("force", force, bool, allow_none=False)
+        _check_clusters(clusters, timeout)
+        with engine.call():
+            return engine.unlink_clusters(clusters, timeout, force)
+
+    def switch_role(self, role: LLMRole, switch_options: dict[str, str] | None = None) -> None:
+        """With `llm.listenIpInfo` listen there, without stop listening. Raises LLM_EXIST_LINK while linked."""
+        engine = self._running()
+        check_type("role", role, LLMRole, allow_none=False)
+        check_type("switch_options", switch_options, dict)
+        text = (switch_options or {}).get("llm.listenIpInfo")
+        with engine.call():
+            engine.switch_listening(parse_listen(text) if text else None)
+        self._role = role
+
+    def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> NoReturn:
+        """Two-sided links need a rank table and a communicator; not in the host implementation."""
+        self._running()
+        _check_two_sided(comm_name, cluster_rank_info, rank_table)
+        fail(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "the host implementation has no two-sided link")
+
+    def unlink(self, comm_id: int) -> NoReturn:
+        """No two-sided link exists."""
+        self._running()
+        fail(LLMStatusCode.LLM_NOT_YET_LINK, f"comm_id {comm_id} is unknown")
+
+    def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        """No two-sided link exists."""
+        self._running()
+        fail(LLMStatusCode.LLM_NOT_YET_LINK, f"comm_id {comm_id} is unknown")
+
+    def check_link_status(self, remote_cluster_id: int) -> NoReturn:
+        """Only in the old mode."""
+        self._running()
+        fail(LLMStatusCode.LLM_PARAM_INVALID, f"check_link_status({remote_cluster_id}) needs the old mode")
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("LLMDataDist cannot be pickled")
+
+
+def _check_clusters(clusters: Sequence[LLMClusterInfo], timeout: int) -> None:
+    check_type("clusters", clusters, (list, tuple), LLMClusterInfo, allow_none=False)
+    check_int32("timeout", timeout)
+    require(timeout > 0, f"timeout must be positive, not {timeout}")
+    for info in clusters:
+        check_uint64("remote_cluster_id", info.remote_cluster_id)
+
+
+def _check_two_sided(comm_name: str, ranks: dict[int, int], rank_table: str) -> None:
+    check_type("comm_name", comm_name, str, allow_none=False)
+    check_type("cluster_rank_info", ranks, dict, int, allow_none=False)
+    check_type("cluster_rank_info", list(ranks.values()), list, int)
+    check_type("rank_table", rank_table, str, allow_none=False)
+    require(0 < len(comm_name) < 128, f"comm_name has {len(comm_name)} characters")
+    require(2 <= len(ranks) <= 4, f"cluster_rank_info has {len(ranks)} entries")
+    for cluster_id, rank in ranks.items():
+        check_uint64("cluster id", cluster_id)
+        check_integer("rank", rank, 0, 2**32 - 1, "uint32")
+    values = list(ranks.values())
+    require(values == sorted(values), "cluster_rank_info: ranks must ascend")
+
+
+def _finalize_at_exit() -> None:
+    instance = LLMDataDist.llm_engine_instance
+    if instance is not None:
+        try:
+            instance.finalize()
+        except LLMException:
+            pass  # the process ends anyway
+
+
+atexit.register(_finalize_at_exit)
