@@ -38,6 +38,15 @@ def drain_engine_core(core: Any) -> None:
         connector.half.drain()
 
 
+def hold_until_leases_end(core: Any) -> None:
+    """At an orderly shutdown, before the workers go: decode instances may still be reading."""
+    if getattr(core, "shutdown_state", None) is None or core.shutdown_state.name == "RUNNING":
+        return  # in process, or after an error
+    connector = pd_connector(core.scheduler.get_kv_connector())
+    if connector is not None:
+        connector.half.hold_leases()
+
+
 # ------------------------------------------------------------------ Scheduler
 
 

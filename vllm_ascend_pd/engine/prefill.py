@@ -80,7 +80,7 @@ class PrefillHalf:
         if not params.get("do_remote_decode") or request.status.name not in _GOOD_ENDS:
             return None
         transfer_id = str(params.get("pd_transfer_id") or self._own_transfer_id(request.request_id))
-        signed = self._secret.verify("ask", str(params.get("pd_ask") or ""), transfer_id.encode())
+        signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", transfer_id.encode())
         held = [self._pool.blocks[i] for ids in block_ids for i in ids if i != 0]
         grant = self.leases.grant(
             transfer_id,

@@ -37,8 +37,8 @@ from vllm_ascend_pd.wire import (
 
 logger = logging.getLogger(__name__)
 
+HOLD_POLL_S = 0.05
 STUCK_S = 10.0  # a supervised thread without a heartbeat for this long is reported
-TICK_S = 0.1
 
 
 def secret_of(config: PDConfig) -> Secret:
@@ -93,7 +93,7 @@ class SchedulerHalf:
             literal = f"[{host}]" if ":" in host else host
             peer_endpoint = f"tcp://{literal}:{self.config.listen_port or '*'}"
         server = ControlServer(
-            self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick, tick_s=TICK_S
+            self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick
         )
         server.start()
         if self.prefill is not None:
@@ -132,6 +132,16 @@ class SchedulerHalf:
             self.decode.drain()
 
     # ---------------------------------------------------------------- control thread
+
+    def hold_leases(self) -> None:
+        """At shutdown: let readers finish, at most for one lease term. The control thread goes on answering."""
+        if self.prefill is None:
+            return
+        until = time.monotonic() + self.config.lease_s
+        if held := self.prefill.leases.counts()["held"]:
+            logger.info("pd shutdown: waiting for %d leases", held)
+        while self.prefill.leases.counts()["held"] and time.monotonic() < until:
+            time.sleep(HOLD_POLL_S)
 
     def problems(self) -> tuple[str, ...]:
         """Sentences for /health: supervised threads that are dead or stuck."""

@@ -4,7 +4,7 @@
 Why here      Leases end while the engine sleeps in its input queue; their blocks may only be freed on its thread.
               Upstream's way (the connector says that work is pending) makes an idle engine loop every millisecond.
 What it does  Hands the connector a function that posts upstream's own WAKEUP message, and calls the connector
-              whenever a message is taken from the queue.
+              whenever a message is taken from the queue. An orderly shutdown lets readers of leased blocks finish.
 Kind          plug-in point missing upstream        Forwarded  no
 Drop when     Upstream gives connectors a way to run on the engine thread while it idles.
 """
@@ -21,4 +21,5 @@ EDITS = (
         anchor=Assignment("ready_event"),
     ),
     InsertFirst("pd_hooks.drain_engine_core(self)", scope="EngineCoreProc._handle_client_request"),
+    InsertFirst("pd_hooks.hold_until_leases_end(self)", scope="EngineCore.shutdown"),
 )
