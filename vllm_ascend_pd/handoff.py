@@ -59,8 +59,8 @@ def verify_handoff(handoff: Handoff, secret: Secret) -> None:
         raise PDHandoffError(f"handoff {_short(handoff.transfer_id)}: is not signed")
     if not secret.verify(handoff.signature, _PURPOSE, _signed_bytes(handoff)):
         raise PDHandoffError(
-            f"handoff {_short(handoff.transfer_id)}: wrong signature; it was changed on the way, or the prefill side has "
-            f"another {SECRET_FLAG}"
+            f"handoff {_short(handoff.transfer_id)}: wrong signature; it was changed on the way, or the prefill side "
+            f"has another {SECRET_FLAG}"
         )
 
 
@@ -125,8 +125,8 @@ def _check_values(handoff: Handoff) -> None:
             raise PDHandoffError(
                 f"{HANDOFF_KEY}: {name} has to have 1 to {MAX_NAME_CHARS} characters, it has {len(text)}"
             )
-    for name in ("prompt_digest", "signature"):
-        if len(getattr(handoff, name)) not in (DIGEST_CHARS, 0):
+    for name, lengths in (("prompt_digest", (DIGEST_CHARS,)), ("signature", (DIGEST_CHARS, 0))):
+        if len(getattr(handoff, name)) not in lengths:
             raise PDHandoffError(f"{HANDOFF_KEY}: {name} has to have {DIGEST_CHARS} hex digits")
     for name, low, high in (("port", 1, 65535), ("num_tokens", 1, MAX_INT), ("lease_ms", 1, MAX_INT)):
         number = getattr(handoff, name)
