@@ -10,7 +10,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from setuptools import Command, setup
+from setuptools import Command, setup  # type: ignore[import-untyped]
 
 
 class ForkWheel(Command):

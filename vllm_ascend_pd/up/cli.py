@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line of `vllm pd`: parse, run, turn errors into a message and an exit code.
 
-`vllm/entrypoints/cli/pd.py` hands over everything after `vllm pd`. Parsing is done here and not by vLLM's parser,
-because everything after `--` belongs to `vllm serve` and must arrive there as it was written.
+`vllm` hands over everything after `vllm pd`, before it loads its other subcommands (`main.edit.py`). Parsing is
+done here and not by vLLM's parser, because everything after `--` belongs to `vllm serve` and must arrive there as it
+was written.
 """
 
 from __future__ import annotations
@@ -67,6 +68,12 @@ def build_parser() -> argparse.ArgumentParser:
     status.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
     status.add_argument("--json", action="store_true", help="print /pd/status as it came")
     return parser
+
+
+def run_pd_command(argv: Sequence[str]) -> None:
+    """Exit with the result when the command line is `vllm pd …`; return when it is anything else."""
+    if argv[1:2] == ["pd"]:
+        sys.exit(main(argv[2:]))
 
 
 def split_serve_args(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

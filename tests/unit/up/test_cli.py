@@ -44,6 +44,18 @@ def test_all_after_the_first_dashes_goes_to_serve_as_written():
     assert split_serve_args(["up", "m"]) == (["up", "m"], ())
 
 
+def test_only_the_word_pd_is_taken_from_vllms_command_line(monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "main", lambda words: seen.append(words) or 7)
+    for argv in (["vllm"], ["vllm", "serve", "pd"], ["vllm", "--help"]):
+        cli.run_pd_command(argv)
+    assert not seen
+    with pytest.raises(SystemExit) as stop:
+        cli.run_pd_command(["vllm", "pd", "up", "m", "--", "x"])
+    assert stop.value.code == 7
+    assert seen == [["up", "m", "--", "x"]]
+
+
 def test_the_options_of_up_reach_the_plan(monkeypatch):
     seen = []
     monkeypatch.setattr(cli, "run_up", lambda parsed, serve_args: seen.append((parsed, serve_args)) or 0)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`vllm pd VERB …`: a thin subcommand; parsing and work are in `vllm_ascend_pd.up.cli`.
+"""`vllm pd` in the list of subcommands that `vllm --help` prints.
 
-New module of the fork, registered by `main.edit.py`. Runs in the `vllm` command's own process.
+New module of the fork, registered by `main.edit.py`, whose other edit runs the command itself before upstream's
+parser is built: see `vllm_ascend_pd.up.cli`.
 """
 
 from __future__ import annotations
@@ -12,29 +13,25 @@ from typing import Any
 
 from vllm.entrypoints.cli.types import CLISubcommand
 
-from vllm_ascend_pd.up.cli import build_parser, main
+from vllm_ascend_pd.up.cli import run_pd_command
 
 
 class PDSubcommand(CLISubcommand):
-    """Hands everything after `vllm pd` on as it was written, `--` included."""
+    """A line of help; the words after `vllm pd` are never parsed here."""
 
     name = "pd"
 
     @staticmethod
     def cmd(args: argparse.Namespace) -> None:
-        """Run the verb and exit with its code. Python's argparse eats a `--`, so the words come from sys.argv."""
-        sys.exit(main(sys.argv[2:]))
+        """Reached only by a caller that built upstream's parser itself."""
+        run_pd_command(sys.argv)
 
     def subparser_init(self, subparsers: Any) -> Any:
-        """Register `pd`; its words are parsed later, by our own parser."""
-        ours = build_parser()
+        """Add the line."""
         parser = subparsers.add_parser(
-            self.name,
-            help="Prefill/decode disaggregation: start a whole deployment, show its status.",
-            description=ours.description,
-            usage=ours.format_usage().removeprefix("usage: "),
+            self.name, help="Prefill/decode disaggregation: start a whole deployment, show its status."
         )
-        parser.add_argument("words", nargs=argparse.REMAINDER, metavar="VERB", help="up, status")
+        parser.add_argument("words", nargs=argparse.REMAINDER)
         return parser
 
 
