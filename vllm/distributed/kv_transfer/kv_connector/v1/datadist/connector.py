@@ -26,6 +26,7 @@ from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
 from vllm_ascend_pd.engine.stats import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.worker import WorkerHalf
+from vllm_ascend_pd.logs import follow_vllm_logging
 from vllm_ascend_pd.wire import RankAddress
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
+        follow_vllm_logging()
         config = PDConfig.from_dict(self._kv_transfer_config.kv_connector_extra_config["pd"])
         self.half: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
