@@ -28,7 +28,7 @@ from tools.fork.ops import (
     Yield,
     scope_of,
 )
-from tools.fork.payload import add_mark, check_op, statements
+from tools.fork.payload import add_mark, check_op, mark_call, statements
 
 Statements = Sequence[cst.BaseStatement]
 
@@ -205,26 +205,27 @@ class _CalleeReplacer(cst.CSTTransformer):
         self.op, self.edit_file = op, edit_file
         self.hits = 0
         self._callee = cst.parse_expression(op.code.strip())
-        self._statements: list[int] = []
+        self._unmarked: list[int] = []
 
     def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
-        """Remember how many calls were replaced before this statement."""
-        self._statements.append(self.hits)
+        """Start counting the replaced calls of this statement that carry no mark yet."""
+        self._unmarked.append(0)
 
     def leave_SimpleStatementLine(
         self, original_node: cst.SimpleStatementLine, updated_node: cst.SimpleStatementLine
     ) -> cst.SimpleStatementLine:
-        """Mark the statement where one of its calls was replaced."""
-        if self.hits == self._statements.pop():
-            return updated_node
-        return add_mark(updated_node, self.edit_file)
+        """Mark the statement where one of its calls was replaced and could not be marked itself."""
+        return add_mark(updated_node, self.edit_file) if self._unmarked.pop() else updated_node
 
     def leave_Call(self, original_node: cst.Call, updated_node: cst.Call) -> cst.Call:
         """Replace the callee of a matching call in a simple statement."""
-        if not self._statements or not callee_matches(original_node, self.op.anchor):
+        if not self._unmarked or not callee_matches(original_node, self.op.anchor):
             return updated_node
         self.hits += 1
-        return updated_node.with_changes(func=self._callee)
+        replaced = updated_node.with_changes(func=self._callee)
+        marked = mark_call(replaced, self.edit_file)
+        self._unmarked[-1] += marked is None
+        return marked or replaced
 
 
 def _visit(scope: Scope, replacer: _CalleeReplacer) -> Scope:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tools.fork.delta import REPO, EditFile, load_edits, new_modules, package_files
 from tools.fork.errors import AnchorLost, ForkError
 from tools.fork.index import Index
+from tools.fork.lanes import load_lanes
 from tools.fork.names import find_ruff, missing_imports, undefined_names
 from tools.fork.patch import Patched, patch_tree
 from tools.fork.payload import payload_lines
@@ -38,11 +39,12 @@ class Column:
 def check_tree(tree: UpstreamTree, edits: Sequence[EditFile], title: str, repo: Path = REPO) -> Column:
     """Apply `edits` to one tree and look at what came out."""
     column = Column(title)
+    known = tree.release in {lane.release for lane in load_lanes(repo).values()}
     done = patch_tree(tree, list(edits), keep_going=True)
     changed = {edit.path: path for edit, path, _ in done.steps}
     for edit in edits:
         if not edit.applies_to(tree.release):
-            column.cells[edit.path] = "–"
+            column.cells[edit.path] = "–" if known else _would_fit(tree, edit)
         elif edit.path in done.failures:
             error = done.failures[edit.path]
             column.cells[edit.path] = "LOST" if isinstance(error, AnchorLost) else "ERROR"
@@ -56,6 +58,12 @@ def check_tree(tree: UpstreamTree, edits: Sequence[EditFile], title: str, repo: 
             column.cells[edit_path] = "NAMES"
         column.problems += [f"{path} of vLLM {tree.release} after the edits: {finding}" for finding in findings]
     return column
+
+
+def _would_fit(tree: UpstreamTree, edit: EditFile) -> str:
+    """For a release that is no lane yet: whether an edit limited to other releases fits it, in brackets."""
+    failed = patch_tree(tree, [replace(edit, lanes=None)], keep_going=True).failures
+    return "(no)" if failed else "(ok)"
 
 
 def _name_faults(tree: UpstreamTree, done: Patched, repo: Path) -> dict[str, list[str]]:
@@ -93,6 +101,8 @@ def table(columns: Sequence[Column], edits: Sequence[EditFile]) -> str:
         f"(budget {MAX_PAYLOAD_LINES_IN_ALL}); names checked by "
         f"{'ruff' if find_ruff() else 'imports only (ruff is not installed)'}"
     )
+    if any(cell.startswith("(") for column in columns for cell in column.cells.values()):
+        lines.append("in brackets: limited to other releases by LANES; would it fit? Decide before a bump.")
     for column in columns:
         for problem in column.problems:
             lines.append(f"\n{column.title}:\n{textwrap.indent(problem, '  ')}")

@@ -60,7 +60,10 @@ def patch_tree(tree: UpstreamTree, edits: list[EditFile], *, keep_going: bool = 
 def _apply(source: bytes, ops: tuple[Op, ...], edit_file: str, where: str) -> bytes:
     """`apply_ops`, compiled; kept, because lanes of one release have the same files and parsing is slow."""
     edited = apply_ops(source, ops, edit_file=edit_file, where=where)
-    compile(edited, where, "exec", dont_inherit=True)
+    try:
+        compile(edited, where, "exec", dont_inherit=True)
+    except SyntaxError as error:
+        raise AnchorLost(f"{edit_file}: {where} does not compile with this edit: {error}") from None
     return edited
 
 

@@ -89,10 +89,19 @@ def statements(op: Op, edit_file: str) -> list[cst.BaseStatement]:
 
 def add_mark(line: cst.SimpleStatementLine, edit_file: str) -> cst.SimpleStatementLine:
     """`line` with the mark behind it, and behind its own comment where it has one."""
+    return line.with_changes(trailing_whitespace=_marked(line.trailing_whitespace, edit_file))
+
+
+def mark_call(call: cst.Call, edit_file: str) -> cst.Call | None:
+    """`call` with the mark behind its opening parenthesis, where that ends a line; else None."""
+    gap = call.whitespace_before_args
+    if not isinstance(gap, cst.ParenthesizedWhitespace):
+        return None
+    return call.with_changes(whitespace_before_args=gap.with_changes(first_line=_marked(gap.first_line, edit_file)))
+
+
+def _marked(tail: cst.TrailingWhitespace, edit_file: str) -> cst.TrailingWhitespace:
     mark = mark_for(edit_file)
-    tail = line.trailing_whitespace
     if tail.comment is not None:
-        tail = tail.with_changes(comment=cst.Comment(f"{tail.comment.value}  {mark}"))
-    else:
-        tail = tail.with_changes(whitespace=cst.SimpleWhitespace("  "), comment=cst.Comment(mark))
-    return line.with_changes(trailing_whitespace=tail)
+        return tail.with_changes(comment=cst.Comment(f"{tail.comment.value}  {mark}"))
+    return tail.with_changes(whitespace=cst.SimpleWhitespace("  "), comment=cst.Comment(mark))
