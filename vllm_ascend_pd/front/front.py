@@ -21,6 +21,8 @@ from vllm_ascend_pd.wire import Handoff
 logger = logging.getLogger(__name__)
 
 PARAMS_KEY: Final = "kv_transfer_params"
+# Fallbacks that are failures to get remote KV, unlike features that PD does not carry.
+FAILURES: Final = frozenset({"no_prefill_instance", "bad_handoff"})
 
 
 class PDWrongRole(PDRequestError):
@@ -99,6 +101,8 @@ class PrefillFront:
             handoff, reason = self._read_handoff(client, request.prompt_token_ids)
         elif reason is None and not self._services.config.prefill_urls:
             reason = "no_handoff"
+        if reason is None and handoff is None and self._services.pool.choose(request.prompt_token_ids) is None:
+            reason = "no_prefill_instance"
         if reason is not None:
             self.count_fallback(reason)
             return
@@ -126,12 +130,14 @@ class PrefillFront:
         """Count a request that is served without remote KV.
 
         Raises:
-            PDKVUnavailable: `--pd-require-remote-kv` forbids it.
+            PDKVUnavailable: `--pd-require-remote-kv` forbids it, or it is a failure and `--pd-load-failure` is fail.
         """
-        self._services.metrics.count_fallback(reason)
-        self._services.metrics.count_request("failed" if self._services.config.require_remote_kv else "local")
-        if self._services.config.require_remote_kv:
-            raise refusal(self._services.config, reason)
+        config, metrics = self._services.config, self._services.metrics
+        is_failure = reason in FAILURES and config.load_failure == "fail"
+        metrics.count_fallback(reason)
+        metrics.count_request("failed" if config.require_remote_kv or is_failure else "local")
+        if config.require_remote_kv or is_failure:
+            raise refusal(config, reason)
 
     def forget(self, request_ids: Iterable[str]) -> None:
         """Those requests were aborted: stop their asks, which tells the prefill side."""
@@ -168,8 +174,6 @@ class PrefillFront:
         except PDHandoffError as error:
             logger.warning("a request brought a handoff that is not ours: %s", error)
         self._services.metrics.count_ask_failure("bad_handoff")
-        if config.load_failure == "fail":
-            raise refusal(config, "bad_handoff")
         if config.prefill_urls and config.load_failure == "reprefill":
             return None, None
         return None, "bad_handoff"

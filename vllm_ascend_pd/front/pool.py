@@ -20,6 +20,7 @@ MAX_IMBALANCE_TOKENS: Final = 8192  # how much longer a queue may be for the sak
 FIRST_BACKOFF_S: Final = 1.0
 MAX_BACKOFF_S: Final = 30.0
 PROBE_INTERVAL_S: Final = 5.0
+GIVE_UP_FAILURES: Final = 2
 
 
 class MemberState(enum.Enum):
@@ -40,10 +41,15 @@ class Member:
     engine_id: str = ""
     epoch: str = ""
     detail: str = ""  # why it is not healthy
-    num_in_flight: int = 0
+    give_ups: list[Callable[[], object]] = dataclasses.field(default_factory=list)  # one per ask in flight
     num_queued_tokens: int = 0
     num_failures: int = 0
     probe_at_s: float = 0.0
+
+    @property
+    def num_in_flight(self) -> int:
+        """Asks that wait for this member's answer."""
+        return len(self.give_ups)
 
     def to_status(self) -> dict[str, Any]:
         """For /pd/status."""
@@ -101,14 +107,14 @@ class PrefillPool:
             return idlest
         return favourite
 
-    def start_ask(self, member: Member, num_tokens: int) -> None:
-        """Count an ask that is about to be sent."""
-        member.num_in_flight += 1
+    def start_ask(self, member: Member, num_tokens: int, give_up: Callable[[], object]) -> None:
+        """Count an ask that is about to be sent. `give_up` is called when the member turns out to be gone."""
+        member.give_ups.append(give_up)
         member.num_queued_tokens += num_tokens
 
-    def end_ask(self, member: Member, num_tokens: int) -> None:
-        """The ask has ended, well or not."""
-        member.num_in_flight -= 1
+    def end_ask(self, member: Member, num_tokens: int, give_up: Callable[[], object]) -> None:
+        """The ask has ended, well or not. Same arguments as for `start_ask`."""
+        member.give_ups.remove(give_up)
         member.num_queued_tokens -= num_tokens
 
     def mark_healthy(self, member: Member, engine_id: str, epoch: str) -> None:
@@ -118,11 +124,17 @@ class PrefillPool:
         member.probe_at_s = self._clock() + PROBE_INTERVAL_S
 
     def mark_dead(self, member: Member, detail: str) -> None:
-        """It does not answer: skip it, and probe again after a back-off that doubles."""
+        """It does not answer: skip it, and probe again after a back-off that doubles.
+
+        A machine that is gone closes no connection, so after a few failures its asks in flight are given up.
+        """
         member.state, member.detail = MemberState.DEAD, detail
         backoff_s = min(FIRST_BACKOFF_S * 2**member.num_failures, MAX_BACKOFF_S)
         member.num_failures = min(member.num_failures + 1, 16)
         member.probe_at_s = self._clock() + backoff_s
+        if member.num_failures >= GIVE_UP_FAILURES:
+            for give_up in list(member.give_ups):
+                give_up()
 
     def mark_refused(self, member: Member, detail: str) -> None:
         """It does not match us. It may be restarted with other settings, so keep looking."""

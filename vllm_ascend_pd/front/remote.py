@@ -39,6 +39,7 @@ from vllm_ascend_pd.wire import (
 logger = logging.getLogger(__name__)
 
 MAX_ATTEMPTS: Final = 3
+GONE: Final = "gone"
 CORE_GRACE_S: Final = 5.0  # the engine core's own deadline lies this much behind ours
 COMPUTE_LOCALLY_TRIES: Final = 3
 
@@ -123,23 +124,30 @@ class RemotePrefill:
 
     async def run(self) -> Ending:
         """Bring remote KV to the request, or settle what happens without it. Raises only when cancelled."""
+        path = "gone"
         try:
-            ending = await asyncio.wait_for(self._load(), self._remaining_s())
-        except asyncio.TimeoutError:
-            ending = await self._settle("deadline", is_late=True)
-        except asyncio.CancelledError:
-            self._services.metrics.count_request("gone")
-            raise
-        except Exception:
-            logger.exception("request_id=%s: the ask failed", self._prompt.request_id)
-            ending = await self._settle("internal_error")
+            ending = await self._run()
+            path = ending.path
+            return ending
         finally:
             if self._undelivered is not None:
                 self._services.spawn(self._services.asker.cancel(*self._undelivered))
-        self._services.metrics.count_request(ending.path)
-        return ending
+            self._services.metrics.count_request(path)
 
-    async def _load(self) -> Ending:
+    async def _run(self) -> Ending:
+        try:
+            reason, detail = await asyncio.wait_for(self._load(), self._remaining_s())
+        except asyncio.TimeoutError:
+            return await self._settle("deadline", is_late=True)
+        except Exception:
+            logger.exception("request_id=%s: the ask failed", self._prompt.request_id)
+            return await self._settle("internal_error")
+        if reason in ("", GONE):
+            return Ending("gone" if reason else "remote")
+        return await self._settle(reason, detail)
+
+    async def _load(self) -> tuple[str, str]:
+        """(reason, detail) of the last failure; an empty reason when the KV is there, GONE when nobody wants it."""
         policy, pool = self._services.config.load_failure, self._services.pool
         avoid: set[str] = set()
         num_attempts, reason, detail = 0, "no_prefill_instance", "no prefill instance is reachable"
@@ -161,15 +169,13 @@ class RemotePrefill:
                     continue
             num_attempts += 1
             reason, detail = await self._deliver(handoff)
-            if not reason:
-                return Ending("remote")
-            if reason == "gone":
-                return Ending("gone")
+            if reason in ("", GONE):
+                break
             logger.warning("request_id=%s: load failed: %s", self._prompt.request_id, detail)
             if policy != "reprefill":
                 break
             self._handoff = None
-        return await self._settle(reason, detail)
+        return reason, detail
 
     async def _ask(self, member: Member) -> Handoff:
         services, prompt = self._services, self._prompt
@@ -184,9 +190,12 @@ class RemotePrefill:
         )
         started_s = services.clock()
         self._undelivered = (member.url, member.epoch, transfer_id)
-        services.pool.start_ask(member, len(prompt.token_ids))
+        # Our own deadline ends an ask; the client's timeout lies behind it.
+        timeout_s = self._remaining_s() + CORE_GRACE_S
+        task = asyncio.ensure_future(services.asker.ask(member.url, member.epoch, ask, timeout_s))
+        services.pool.start_ask(member, len(prompt.token_ids), task.cancel)
         try:
-            answer = await services.asker.ask(member.url, member.epoch, ask, self._remaining_s())
+            answer = await _unless_lost(task, member)
             self._check(answer.handoff, transfer_id, member)
         except AskFailed as error:
             services.metrics.count_ask_failure(error.reason)
@@ -197,7 +206,7 @@ class RemotePrefill:
             self._undelivered = None
             raise
         finally:
-            services.pool.end_ask(member, len(prompt.token_ids))
+            services.pool.end_ask(member, len(prompt.token_ids), task.cancel)
         services.metrics.observe_ask(services.clock() - started_s)
         return answer.handoff
 
@@ -228,7 +237,7 @@ class RemotePrefill:
             if answer.outcome == "loaded":
                 return "", ""
             if answer.outcome == "gone":
-                return "gone", ""
+                return GONE, ""
             return f"load_{label(answer.reason)}", answer.reason
         if isinstance(answer, Refused):
             return f"load_{label(answer.code)}", answer.message
@@ -251,6 +260,21 @@ class RemotePrefill:
 
     def _remaining_s(self) -> float:
         return max(self._end_s - self._services.clock(), 0.001)
+
+
+async def _unless_lost(task: asyncio.Future[PrefillAnswer], member: Member) -> PrefillAnswer:
+    """The answer; the pool cancels the task when probes find that the member is gone without closing connections.
+
+    Raises:
+        AskFailed: the ask's own, or "unreachable" when the pool gave up on the member.
+    """
+    try:
+        await asyncio.wait({task})
+    finally:
+        task.cancel()
+    if task.cancelled():
+        raise AskFailed("unreachable", f"{member.url} was lost while it computed: {member.detail}")
+    return task.result()
 
 
 def refusal(config: PDConfig, reason: str, detail: str = "", is_late: bool = False) -> PDRequestError:
