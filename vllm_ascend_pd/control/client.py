@@ -201,8 +201,13 @@ class AsyncControlClient:
                 return
             host = split_tcp(self.endpoint)[0] if is_tcp(self.endpoint) else ""
             literal = await asyncio.to_thread(_resolve_or_raise, host, self.endpoint) if host else ""
-            self._context = zmq.asyncio.Context()
-            self._sock = _connect(self._context, self.endpoint, self._secret, literal)
+            context = zmq.asyncio.Context()
+            try:
+                self._sock = _connect(context, self.endpoint, self._secret, literal)
+            except BaseException:
+                context.term()
+                raise
+            self._context = context
             self._reader = asyncio.create_task(self._read(self._sock), name="pd-control-reader")
 
     async def _send(self, frames: list[bytes], timeout_s: float) -> None:
@@ -262,7 +267,7 @@ def _connect(context: Any, endpoint: str, secret: Secret | None, literal: str = 
         target, ipv6 = join_tcp(literal, port), ":" in literal
     sock = context.socket(zmq.DEALER)
     try:
-        set_common_options(sock, 0)
+        set_common_options(sock, 0, is_tcp(endpoint))
         sock.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         sock.setsockopt(zmq.IPV6, int(ipv6))

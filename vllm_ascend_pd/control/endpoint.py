@@ -16,6 +16,7 @@ from vllm_ascend_pd.wire import MAX_FRAME_BYTES
 REQUEST_ID_BYTES: Final = 8
 HEARTBEAT_MS: Final = 2000
 HEARTBEAT_TIMEOUT_MS: Final = 8000
+HANDSHAKE_MS: Final = 10_000  # a connection that does not prove itself is closed after this
 PROBE_TIMEOUT_S: Final = 0.5
 
 _TCP: Final = "tcp://"
@@ -59,19 +60,19 @@ def resolve(host: str) -> str:
         return str(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if "%" in host:  # a scoped link-local literal; libzmq understands it
-        return host
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     found.sort(key=lambda info: info[0] != socket.AF_INET)  # stable: the resolver's order within a family
     return str(found[0][4][0])
 
 
-def set_common_options(sock: Any, linger_ms: int) -> None:
-    """Bounded frames, heartbeats (a dead peer is noticed while an answer is awaited), and no wait at close."""
+def set_common_options(sock: Any, linger_ms: int, tcp: bool) -> None:
+    """Bounded frames; over TCP also heartbeats, so that a host that vanished is noticed while an answer is awaited."""
     sock.linger = linger_ms
     sock.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-    sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-    sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+    if tcp:  # on a Unix socket the kernel tells, and a process that is only stopped keeps its connection
+        sock.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        sock.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        sock.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 
 def set_client_curve(sock: Any, secret: Secret) -> None:

@@ -159,13 +159,15 @@ class ControlServer:
         self._wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT_S)
+            if self._wake_out is not None and not self._thread.is_alive():
+                self._wake_out.close()
 
     # ---------------------------------------------------------------- start: binding
 
     def _bind_local(self, context: Any, sockets: list[Any]) -> _Plane:
         sock = context.socket(zmq.ROUTER)
         sockets.append(sock)
-        set_common_options(sock, LINGER_MS)
+        set_common_options(sock, LINGER_MS, tcp=False)
         try:
             sock.bind(f"ipc://{self._local_path}")
             os.chmod(self._local_path, 0o600)
@@ -184,7 +186,7 @@ class ControlServer:
             raise PDConfigError(f"--pd-listen: {endpoint}: {error}") from error
         sock = context.socket(zmq.ROUTER)
         sockets.append(sock)
-        set_common_options(sock, LINGER_MS)
+        set_common_options(sock, LINGER_MS, tcp=True)
         # IPv6 only where it is asked for: an IPv4 host without IPv6 must not need it.
         sock.setsockopt(zmq.IPV6, int(":" in literal))
         public_key, secret_key = self._secret.curve_server_keys()
@@ -308,7 +310,7 @@ class ControlServer:
         self.counters["malformed"] += 1
         self.counters[f"{plane.name}_malformed"] += 1
         if self._may_log(f"malformed {plane.name}"):
-            logger.warning("refused a malformed frame on the %s plane: %s", plane.name, detail)
+            logger.warning("refused a malformed frame on the %s plane: %r", plane.name, detail)
 
     def _may_log(self, what: str) -> bool:
         """At most once per `LOG_EVERY_S` and kind, so that a broken peer cannot fill the disk."""

@@ -49,8 +49,11 @@ class ZapGate:
             self._counters["admitted"] += 1
             return [b"1.0", request_id, b"200", b"OK", b"peer", b""]
         self._counters["denied"] += 1
-        logger.warning(
-            "refused a control connection from %s: its key is not of this deployment's secret",
-            frames[3].decode("ascii", "replace") if len(frames) > 3 else "?",
-        )
+        num_denied = self._counters["denied"]
+        if num_denied & (num_denied - 1) == 0:  # 1, 2, 4, 8 ...: a stranger cannot fill the log
+            logger.warning(
+                "refused a control connection from %r: its key is not of this deployment's secret (%d so far)",
+                frames[3] if len(frames) > 3 else b"?",
+                num_denied,
+            )
         return [b"1.0", request_id, b"400", b"unknown key", b"", b""]
