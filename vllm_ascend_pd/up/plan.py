@@ -87,7 +87,7 @@ class Instance:
 class Deployment:
     """All instances, in the order in which they are started; they are stopped in the reverse."""
 
-    model: str
+    model: str  # as clients call it
     instances: tuple[Instance, ...]
 
     def of_role(self, role: Role) -> tuple[Instance, ...]:
@@ -144,7 +144,12 @@ def plan_deployment(options: UpOptions, machine: Machine) -> Deployment:
                 env=_environment(cores, options.serve_args, machine.on_cpu),
             )
         )
-    return Deployment(options.model, tuple(instances))
+    return Deployment(get_served_name(options), tuple(instances))
+
+
+def get_served_name(options: UpOptions) -> str:
+    """The name that clients put into their requests."""
+    return find_value(options.serve_args, "--served-model-name") or options.model
 
 
 def split_cores(cores: Sequence[int], num_shares: int) -> list[tuple[int, ...]]:

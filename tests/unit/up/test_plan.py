@@ -104,6 +104,11 @@ def test_the_server_to_compare_with_has_the_same_arguments_and_cores_and_no_role
     assert aggregated.env == decode.env
 
 
+def test_clients_are_told_the_name_under_which_the_model_is_served():
+    assert plan(UpOptions("/models/x")).model == "/models/x"
+    assert plan(UpOptions("/models/x", serve_args=("--served-model-name", "x"))).model == "x"
+
+
 @pytest.mark.parametrize(("prefill", "decode", "named"), [(0, 1, "--prefill"), (1, 0, "--decode"), (1, -2, "--decode")])
 def test_a_count_below_one_is_refused_by_name(prefill, decode, named):
     with pytest.raises(PDConfigError, match=named):
