@@ -92,10 +92,7 @@ class ControlClient:
         started = time.monotonic()
         for attempt in range(1, attempts + 1):
             until = started + timeout_s * attempt / attempts
-            try:
-                sock.send_multipart([request_id, payload], zmq.NOBLOCK)
-            except zmq.Again:
-                pass  # the queue is full of earlier attempts; they are the same message
+            sock.send_multipart([request_id, payload], zmq.NOBLOCK)
             while (left := until - time.monotonic()) > 0:
                 if not sock.poll(math.ceil(1000 * left)):
                     continue
@@ -167,7 +164,7 @@ class AsyncControlClient:
         try:
             for attempt in range(1, attempts + 1):
                 until = started + timeout_s * attempt / attempts
-                await self._send([request_id, payload], until - loop.time())
+                await self._send([request_id, payload])
                 await asyncio.wait({answered}, timeout=max(0.0, until - loop.time()))
                 if answered.done():
                     return _decode(answered.result(), self.endpoint)
@@ -210,13 +207,11 @@ class AsyncControlClient:
             self._context = context
             self._reader = asyncio.create_task(self._read(self._sock), name="pd-control-reader")
 
-    async def _send(self, frames: list[bytes], timeout_s: float) -> None:
-        if self._sock is None:
-            return  # closed meanwhile: the future already holds the error
-        try:
-            await asyncio.wait_for(self._sock.send_multipart(frames), max(0.0, timeout_s))
-        except asyncio.TimeoutError:
-            logger.debug("%s: the queue is full", self.endpoint)
+    async def _send(self, frames: list[bytes]) -> None:
+        if self._sock is not None:  # None: closed meanwhile, and the future already holds the error
+            # Never waits: the queue has no limit (`_connect`). No `asyncio.wait_for` here: before Python 3.12 it
+            # can swallow a cancellation that comes when its inner future has just ended.
+            await self._sock.send_multipart(frames, zmq.NOBLOCK)
 
     async def _read(self, sock: Any) -> None:
         while True:
@@ -268,6 +263,7 @@ def _connect(context: Any, endpoint: str, secret: Secret | None, literal: str = 
     sock = context.socket(zmq.DEALER)
     try:
         set_common_options(sock, 0, is_tcp(endpoint))
+        sock.setsockopt(zmq.SNDHWM, 0)  # bounded by the requests under way and their attempts
         sock.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         sock.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
         sock.setsockopt(zmq.IPV6, int(ipv6))

@@ -13,10 +13,9 @@ import errno
 import logging
 import math
 import os
-import socket
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -32,6 +31,7 @@ from vllm_ascend_pd.control.endpoint import (
     set_common_options,
     split_tcp,
 )
+from vllm_ascend_pd.control.outbox import Outbox
 from vllm_ascend_pd.control.zap import ZapGate
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.secret import Secret
@@ -109,10 +109,9 @@ class ControlServer:
         self._secret = secret
         self._handlers = dict(handlers)
         self._tick = tick
-        self._outbox: deque[tuple[_Plane, list[bytes]]] = deque()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
-        self._wake_out: socket.socket | None = None
+        self._outbox: Outbox[tuple[_Plane, list[bytes]]] | None = None
         self._last_logged: dict[str, float] = {}
         self.peer_port = 0
         self.last_beat = 0.0
@@ -140,12 +139,10 @@ class ControlServer:
                 sock.close(0)
             context.term()
             raise
-        wake_in, self._wake_out = socket.socketpair()
-        wake_in.setblocking(False)
-        self._wake_out.setblocking(False)
+        self._outbox = Outbox()
         self.last_beat = time.monotonic()
         self._thread = threading.Thread(
-            target=self._run, args=(context, planes, gate, wake_in), name="pd-control", daemon=True
+            target=self._run, args=(context, planes, gate, self._outbox), name="pd-control", daemon=True
         )
         self._thread.start()
 
@@ -156,11 +153,10 @@ class ControlServer:
     def close(self) -> None:
         """Send what has been answered, stop the thread and join it. Any thread but the server's own."""
         self._stopping.set()
-        self._wake()
+        if self._outbox is not None:
+            self._outbox.wake()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(CLOSE_TIMEOUT_S)
-            if self._wake_out is not None and not self._thread.is_alive():
-                self._wake_out.close()
 
     # ---------------------------------------------------------------- start: binding
 
@@ -205,23 +201,17 @@ class ControlServer:
     # ---------------------------------------------------------------- any thread
 
     def _put(self, plane: _Plane, frames: list[bytes]) -> None:
-        self._outbox.append((plane, frames))
-        if threading.current_thread() is not self._thread:
-            self._wake()
-
-    def _wake(self) -> None:
-        if self._wake_out is None:
-            return
-        try:
-            self._wake_out.send(b"\0")
-        except (BlockingIOError, OSError):
-            pass  # full: a wake is under way; closed: nobody is left to wake
+        assert self._outbox is not None  # there are no requests before start
+        self._outbox.put((plane, frames))
+        self._outbox.wake()
 
     # ---------------------------------------------------------------- control thread
 
-    def _run(self, context: Any, planes: list[_Plane], gate: ZapGate, wake_in: socket.socket) -> None:
+    def _run(
+        self, context: Any, planes: list[_Plane], gate: ZapGate, outbox: Outbox[tuple[_Plane, list[bytes]]]
+    ) -> None:
         poller = zmq.Poller()
-        for sock in [gate.sock, *(plane.sock for plane in planes), wake_in]:
+        for sock in [gate.sock, *(plane.sock for plane in planes), outbox.sleeper]:
             poller.register(sock, zmq.POLLIN)
         next_tick = 0.0
         try:
@@ -230,24 +220,24 @@ class ControlServer:
                 self.last_beat = now
                 if now >= next_tick:
                     next_tick = self._call_tick(now)
-                self._flush()
-                wait_s = 0.0 if self._outbox else min(MAX_BEAT_S, max(0.0, next_tick - time.monotonic()))
+                self._flush(outbox)
+                wait_s = min(MAX_BEAT_S, max(0.0, next_tick - time.monotonic()))
                 ready = dict(poller.poll(math.ceil(1000 * wait_s)))
                 if gate.sock in ready:
                     gate.answer()
-                if wake_in.fileno() in ready:
-                    _drain(wake_in)
+                if outbox.sleeper.fileno() in ready:
+                    outbox.clear_wakes()
                 for plane in planes:
                     if plane.sock in ready:
                         self._serve(plane)
-            self._flush()
+            self._flush(outbox)
         except Exception:
             logger.critical("the control thread has died; this instance is no longer healthy", exc_info=True)
             raise
         finally:
             for sock in [gate.sock, *(plane.sock for plane in planes)]:
                 sock.close()  # lingers as set
-            wake_in.close()
+            outbox.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._local_path)  # libzmq leaves it; a client then sees at once that nobody is there
             context.term()
@@ -297,9 +287,9 @@ class ControlServer:
             self._log_error(f"handler {tag}", f"control message {tag!r} failed")
             reply.send(Refused(code="internal", message=f"{tag}: {type(error).__name__}: {error}"[:MAX_ERROR_CHARS]))
 
-    def _flush(self) -> None:
-        while self._outbox:
-            plane, frames = self._outbox.popleft()
+    def _flush(self, outbox: Outbox[tuple[_Plane, list[bytes]]]) -> None:
+        while (item := outbox.take()) is not None:
+            plane, frames = item
             try:
                 plane.sock.send_multipart(frames, zmq.NOBLOCK)
             except zmq.ZMQError as error:  # a full or vanished peer; it asks again
@@ -336,11 +326,3 @@ def _bind_problem(host: str, port: str, error: zmq.ZMQError) -> str:
     return f"--pd-listen {host}:{port}: cannot listen on host {host} port {port}: {error.strerror}" + (
         f" ({hint})" if hint else ""
     )
-
-
-def _drain(wake_in: socket.socket) -> None:
-    try:
-        while wake_in.recv(4096):
-            pass
-    except BlockingIOError:
-        pass

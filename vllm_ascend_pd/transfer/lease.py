@@ -97,17 +97,13 @@ class LeaseTable:
         self._max_life_s = MAX_LIFE_TERMS * lease_s if max_life_s is None else max_life_s
         self._clock = clock
         self._max_finished = max_finished
-        self._max_tombstones = max_tombstones
-        self._tombstone_ttl_s = tombstone_ttl_s
         self._lock = threading.Lock()
         self._held: dict[str, Lease] = {}
         self._finished: OrderedDict[str, Lease] = OrderedDict()
         self._ended: deque[Lease] = deque()
-        self._by_transfer: dict[str, set[str]] = {}  # held ones only
-        self._tombstones: OrderedDict[str, float] = OrderedDict()  # transfer id -> forgotten at
+        self._tombstones = _Tombstones(max_tombstones, tombstone_ttl_s)
         # One entry per lease, pushed at its grant. A renewal only moves the deadline out, so an entry is never late.
         self._due: list[tuple[float, str]] = []
-        self._unsigned_blocks = 0
         self._totals: Counter[str] = Counter()
 
     # ---------------------------------------------------------------- engine thread
@@ -146,18 +142,14 @@ class LeaseTable:
                 num_ranks=num_ranks,
             )
             self._held[lease.lease_id] = lease
-            self._by_transfer.setdefault(transfer_id, set()).add(lease.lease_id)
             heapq.heappush(self._due, (lease.deadline, lease.lease_id))
             self._totals["granted"] += 1
-            if not signed:
-                self._unsigned_blocks += count
             return Grant(lease)
 
     def _refusal(self, transfer_id: str, signed: bool, count: int, now: float) -> str:
-        until = self._tombstones.get(transfer_id)
-        if until is not None and now < until:
+        if self._tombstones.has(transfer_id, now):
             return "cancelled"
-        if not signed and self._unsigned_blocks + count > self.max_unsigned_blocks:
+        if not signed and self._unsigned_blocks() + count > self.max_unsigned_blocks:
             return "unsigned_share"
         return ""
 
@@ -168,12 +160,8 @@ class LeaseTable:
     def drain_ended(self) -> list[Lease]:
         """Leases whose blocks may be freed now; each is given exactly once, by the thread that frees."""
         with self._lock:
-            ended: list[Lease] = []
-            while self._ended:
-                lease = self._ended.popleft()
-                if not lease.signed:
-                    self._unsigned_blocks -= lease.num_blocks
-                ended.append(lease)
+            ended = list(self._ended)
+            self._ended.clear()
             return ended
 
     # ---------------------------------------------------------------- control thread
@@ -216,10 +204,8 @@ class LeaseTable:
         """End all leases of a transfer now and refuse later ones; how many ended."""
         with self._lock:
             now = self._clock()
-            self._tombstones[transfer_id] = now + self._tombstone_ttl_s
-            self._tombstones.move_to_end(transfer_id)
-            self._trim_tombstones(now)
-            leases = [self._held[lease_id] for lease_id in self._by_transfer.get(transfer_id, ())]
+            self._tombstones.add(transfer_id, now)
+            leases = [lease for lease in self._held.values() if lease.transfer_id == transfer_id]
             for lease in leases:
                 self._expire_if_due(lease, now)
                 if lease.state is LeaseState.HELD:
@@ -230,7 +216,7 @@ class LeaseTable:
         """Expire every lease whose time is over; how many."""
         with self._lock:
             now = self._clock()
-            self._trim_tombstones(now)
+            self._tombstones.trim(now)
             num_expired = 0
             while self._due and self._due[0][0] <= now:
                 _, lease_id = heapq.heappop(self._due)
@@ -256,7 +242,7 @@ class LeaseTable:
             return {
                 "held": len(self._held),
                 "held_blocks": sum(lease.num_blocks for lease in self._held.values()),
-                "unsigned_blocks": self._unsigned_blocks,
+                "unsigned_blocks": self._unsigned_blocks(),
                 "ended": len(self._ended),
                 "tombstones": len(self._tombstones),
                 **{name: self._totals[name] for name in ("granted", "denied", "released", "expired", "cancelled")},
@@ -273,6 +259,10 @@ class LeaseTable:
             lease.num_ranks = num_ranks
         return lease if lease.num_ranks == num_ranks else None
 
+    def _unsigned_blocks(self) -> int:
+        """Held, or ended and not yet given back to the pool."""
+        return sum(lease.num_blocks for lease in (*self._held.values(), *self._ended) if not lease.signed)
+
     def _expire_if_due(self, lease: Lease, now: float) -> bool:
         if lease.state is LeaseState.HELD and now >= lease.deadline:
             self._advance(lease, LeaseState.EXPIRED)
@@ -286,22 +276,35 @@ class LeaseTable:
         lease.state = to
         self._totals[to.value] += 1
         del self._held[lease.lease_id]
-        siblings = self._by_transfer[lease.transfer_id]
-        siblings.discard(lease.lease_id)
-        if not siblings:
-            del self._by_transfer[lease.transfer_id]
         self._ended.append(lease)
         # Remembered for repeated questions, without what is large. `verdicts` is shared, so answers stay the same.
         self._finished[lease.lease_id] = replace(lease, block_ids=(), payload=None)
         while len(self._finished) > self._max_finished:
             self._finished.popitem(last=False)
 
-    def _trim_tombstones(self, now: float) -> None:
-        while self._tombstones:
-            oldest = next(iter(self._tombstones.values()))
-            if oldest > now and len(self._tombstones) <= self._max_tombstones:
-                return
-            self._tombstones.popitem(last=False)
+
+class _Tombstones:
+    """Transfers that were cancelled, perhaps before their grant: bounded, and forgotten after a while."""
+
+    def __init__(self, limit: int, ttl_s: float) -> None:
+        self._limit = limit
+        self._ttl_s = ttl_s
+        self._until: OrderedDict[str, float] = OrderedDict()  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, transfer_id: str, now: float) -> None:
+        self._until[transfer_id] = now + self._ttl_s
+        self._until.move_to_end(transfer_id)
+        self.trim(now)
+
+    def has(self, transfer_id: str, now: float) -> bool:
+        return self._until.get(transfer_id, now) > now
+
+    def trim(self, now: float) -> None:
+        while self._until and (len(self._until) > self._limit or next(iter(self._until.values())) <= now):
+            self._until.popitem(last=False)
 
 
 def _held(lease: Lease, now: float) -> LeaseVerdict:

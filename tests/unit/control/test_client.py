@@ -285,6 +285,20 @@ async def test_a_cancelled_async_request_leaves_nothing_behind_and_others_go_on(
     assert await client.request(HealthQuery(), 5, 1) == HealthReply()
 
 
+async def test_a_cancellation_is_never_swallowed_wherever_the_request_is(servers, connect_async):
+    servers.start({StatusQuery: lambda _message, _reply: None})
+    client = connect_async(servers.local())
+    for num_turns in range(60):
+        request = asyncio.create_task(client.request(StatusQuery(), 30, 1))
+        for _ in range(num_turns % 12):
+            await asyncio.sleep(0)
+        request.cancel()
+        done, _ = await asyncio.wait({request}, timeout=5)
+        assert done
+        assert request.cancelled()
+    assert client._waiting == {}
+
+
 async def test_closing_an_async_client_ends_its_requests(servers, connect_async):
     kept: queue.Queue = queue.Queue()
     servers.start({StatusQuery: lambda _message, reply: kept.put(reply)})
