@@ -7,8 +7,8 @@ Start with `load()`; `api.py` says what the connector uses.
 from __future__ import annotations
 
 from vllm_ascend_pd.datadist.api import DataDist, DataDistModule
+from vllm_ascend_pd.datadist.choose import link_transport, listening_port, load
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
-from vllm_ascend_pd.datadist.load import link_transport, listening_port, load
 
 __all__ = [
     "OPTION_SECRET",

@@ -4,9 +4,15 @@
 from __future__ import annotations
 
 import pytest
-from tests.unit.datadist.datadist_peer import Node, Peer
 
+from tests.unit.datadist.datadist_peer import Node, Peer
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_spare_peers_stay():
+    yield
+    Peer.kill_spares()
 
 
 @pytest.fixture

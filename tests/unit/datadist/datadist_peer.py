@@ -10,9 +10,10 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from vllm_ascend_pd.datadist import OPTION_SECRET, OPTION_TRANSPORT, link_transport, listening_port, load
+from vllm_ascend_pd.datadist.types import INVALID_ID, CacheKey
 from vllm_ascend_pd.memory import Arena
 
 MIB = 1 << 20
@@ -63,6 +64,16 @@ class Node:
         key = self.module.BlocksCacheKey(self.cluster_id, 0)
         self.manager = self.datadist.cache_manager
         self.cache = self.manager.register_blocks_cache(self.desc, self.addresses, key)
+        if cluster.get("extra_caches"):
+            self.register_more()
+
+    def register_more(self) -> None:
+        """Cache 2: blocks of model_id 1 that nobody may read; cache 3: four slots, slot 1 is request 11."""
+        key = self.module.BlocksCacheKey(self.cluster_id, 1)
+        self.manager.register_blocks_cache(self.desc, self.addresses, key, False)
+        desc = self.module.CacheDesc(NUM_TENSORS, [4, TENSOR_BYTES // 4], self.module.DataType.DT_INT8)
+        keys = [CacheKey(self.cluster_id, INVALID_ID), CacheKey(self.cluster_id, 11)]
+        self.manager.register_cache(desc, self.addresses, keys)
 
     def make_desc(self, num_tensors: int = NUM_TENSORS, num_blocks: int = NUM_BLOCKS) -> Any:
         shape = [num_blocks, BLOCK_BYTES]
@@ -104,13 +115,27 @@ class Node:
 class Peer:
     """A Node in a child process."""
 
+    _spares: ClassVar[list[subprocess.Popen[str]]] = []  # started ahead: importing takes most of the time
+
     def __init__(self, **cluster: Any) -> None:
-        command = [sys.executable, "-m", "tests.unit.datadist.datadist_peer", json.dumps(cluster)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
-        )
+        while len(self._spares) < 3:
+            self._spares.append(self._spawn())
+        self.process = self._spares.pop(0)
         self.cluster_id = cluster["cluster_id"]
-        self.port = self._answer()
+        self.port = self.call(cluster)
+
+    @staticmethod
+    def _spawn() -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "tests.unit.datadist.datadist_peer"]
+        root = Path(__file__).parents[3]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root)
+
+    @classmethod
+    def kill_spares(cls) -> None:
+        while cls._spares:
+            process = cls._spares.pop()
+            process.kill()
+            process.communicate()
 
     def _answer(self) -> Any:
         assert self.process.stdout is not None
@@ -119,13 +144,13 @@ class Peer:
             raise RuntimeError("the peer ended")
         return json.loads(line)
 
-    def start(self, verb: str, *args: Any) -> None:
+    def start(self, *words: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([verb, *args]) + "\n")
+        self.process.stdin.write(json.dumps(words) + "\n")
         self.process.stdin.flush()
 
-    def call(self, verb: str, *args: Any) -> Any:
-        self.start(verb, *args)
+    def call(self, *words: Any) -> Any:
+        self.start(*words)
         return self._answer()
 
     def freeze(self) -> None:
@@ -138,7 +163,10 @@ class Peer:
 
 
 def run_peer() -> None:
-    node = Node(**json.loads(sys.argv[1]))
+    first = sys.stdin.readline()
+    if not first:
+        return
+    node = Node(**json.loads(first)[0])
     print(json.dumps(node.port), flush=True)
     for line in sys.stdin:
         verb, *args = json.loads(line)
@@ -153,6 +181,11 @@ def run_peer() -> None:
             elif verb == "check":  # does our block hold that cluster's pattern?
                 cluster_id, src, dst = args
                 result = [node.block(t, dst) == pattern(cluster_id, t, src) for t in range(NUM_TENSORS)]
+            elif verb == "register":
+                key = node.module.BlocksCacheKey(node.cluster_id, *args)
+                node.manager.register_blocks_cache(node.desc, node.addresses, key)
+            elif verb == "unregister":
+                node.manager.unregister_cache(*args)
             elif verb == "finalize":
                 node.datadist.finalize()
             elif verb == "transport":

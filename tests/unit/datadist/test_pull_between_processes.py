@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.unit.datadist.datadist_peer import NUM_BLOCKS, NUM_TENSORS, pattern
 
 TRANSPORTS = [

@@ -12,7 +12,7 @@ import secrets
 import socket
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_ascend_pd.datadist.host.channel import receive_message, send_message
@@ -22,6 +22,7 @@ from vllm_ascend_pd.datadist.host.identity import Identity
 from vllm_ascend_pd.datadist.host.link import Link, check_entries
 from vllm_ascend_pd.datadist.host.messages import Connect, ConnectReply, Done, Hello, Ready, Unlink
 from vllm_ascend_pd.datadist.host.serving import serve_link
+from vllm_ascend_pd.datadist.host.table import Export
 from vllm_ascend_pd.datadist.status import LLMStatusCode
 from vllm_ascend_pd.memory.mapping import SharedMapping
 
@@ -34,7 +35,9 @@ _SETUP_S: Final = 10.0  # for the dialler to send what is due
 class _Pending:
     """A link that is being made."""
 
+    export: Export
     reverse: socket.socket | None = None
+    reversed: threading.Event = field(default_factory=threading.Event)
     mappings: dict[int, SharedMapping] | None = None
 
 
@@ -53,7 +56,11 @@ class Acceptor:
             self._serve_link(sock)
             return False
         if hello.purpose == "reverse":
-            self._find_pending(hello).reverse = sock
+            pending = self._find_pending(hello)
+            if pending.reversed.is_set():
+                raise BadFrame("a second reverse connection")
+            pending.reverse = sock
+            pending.reversed.set()
             return True
         if hello.purpose == "unlink":
             self._serve_unlink(sock)
@@ -70,7 +77,7 @@ class Acceptor:
             pending.mappings = receive_arenas(sock, deadline)
         except OSError as error:
             logger.warning("cannot map a peer's arenas, reading them over TCP: %s", error)
-        send_arenas(sock, self._identity.caches.export_arenas(), deadline)
+        send_arenas(sock, pending.export.arenas, deadline)
         return False
 
     def _find_pending(self, hello: Hello) -> _Pending:
@@ -89,7 +96,7 @@ class Acceptor:
             logger.warning("cluster_id=%d: link refused: %s", connect.cluster_id, text)
             send_message(sock, ConnectReply(status=status, reason=text), deadline)
             return
-        token, pending = secrets.token_bytes(16), _Pending()
+        token, pending = secrets.token_bytes(16), _Pending(self._identity.caches.export())
         with self._lock:
             self._pending[token] = pending
         try:
@@ -120,7 +127,7 @@ class Acceptor:
         self, sock: socket.socket, connect: Connect, token: bytes, pending: _Pending, deadline: float
     ) -> Link | None:
         me = self._identity
-        entries, last_id = me.caches.export()
+        export = pending.export
         reply = ConnectReply(
             status=LLMStatusCode.LLM_SUCCESS,
             cluster_id=me.cluster_id,
@@ -129,16 +136,18 @@ class Acceptor:
             boot_id=me.boot_id,
             descriptor_socket=self.descriptor_socket,
             link_token=token,
-            caches=entries,
+            caches=export.entries,
         )
         send_message(sock, reply, deadline)
         try:
             receive_message(sock, Ready, deadline)
+            # Its greeting was complete for the dialler before it was for us.
+            pending.reversed.wait(max(0.0, deadline - time.monotonic()))
             reverse = pending.reverse
             if reverse is None:
                 raise BadFrame("ready without the reverse connection")
             check_entries(connect.caches, pending.mappings)
-            link = Link(connect.cluster_id, reverse, sock, connect.caches, pending.mappings, last_id)
+            link = Link(connect.cluster_id, reverse, sock, connect.caches, pending.mappings, export.last_cache_id)
             if connect.instance == me.instance:
                 me.links.add_own(link)
             elif not me.links.add(link):

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Final
 
 from vllm_ascend_pd.datadist.host.channel import receive_message, send_message
-from vllm_ascend_pd.datadist.host.framing import BadFrame, ChannelTimeout, PeerGone, send_from
+from vllm_ascend_pd.datadist.host.framing import BadFrame, ChannelTimeout, PeerGone
 from vllm_ascend_pd.datadist.host.messages import Arenas
 from vllm_ascend_pd.memory.arena import Arena
-from vllm_ascend_pd.memory.mapping import MADV_POPULATE_READ, SharedMapping, advise, round_up
+from vllm_ascend_pd.memory.mapping import SharedMapping, round_up
 
 MAX_ARENAS: Final = 64
 _F_GET_SEALS: Final = 1034
@@ -70,10 +70,7 @@ def receive_arenas(sock: socket.socket, deadline: float) -> dict[int, SharedMapp
             sealed = fcntl.fcntl(fd, _F_GET_SEALS) & _F_SEAL_SHRINK
             if not sealed or os.fstat(fd).st_size < round_up(num_bytes):
                 raise BadFrame(f"arena {number} is not a sealed file of {num_bytes} bytes")
-            mapping = SharedMapping(fd, num_bytes, writable=False)
-            # Page tables now instead of in the first pull; a kernel that cannot does it then.
-            advise(mapping.address, mapping.num_bytes, MADV_POPULATE_READ)
-            mappings[number] = mapping
+            mappings[number] = SharedMapping(fd, num_bytes, writable=False)
         return mappings
     finally:
         for fd in fds:
@@ -97,8 +94,3 @@ def _receive_fds(sock: socket.socket, count: int, deadline: float) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             item.frombytes(payload[: len(payload) - len(payload) % item.itemsize])
     return item.tolist()
-
-
-def confirm(sock: socket.socket, deadline: float) -> None:
-    """Tell the peer that its arenas are mapped. Raises ChannelError."""
-    send_from(sock, [memoryview(b"m")], deadline)

@@ -20,6 +20,7 @@ from vllm_ascend_pd.datadist.host.link import Link, check_entries
 from vllm_ascend_pd.datadist.host.messages import Connect, ConnectReply, Done, Ready, Unlink
 from vllm_ascend_pd.datadist.host.serving import serve_link
 from vllm_ascend_pd.datadist.status import LLMStatusCode, to_status
+from vllm_ascend_pd.memory.arena import Arena
 from vllm_ascend_pd.memory.mapping import SharedMapping
 
 logger = logging.getLogger(__name__)
@@ -95,6 +96,9 @@ class Dialler:
 
     def _connect(self, address: Address, deadline: float, purpose: str, token: bytes = b"") -> socket.socket:
         sock = socket.create_connection(address, max(0.001, deadline - time.monotonic()))
+        if sock.getsockname() == sock.getpeername():  # a free port of the ephemeral range can connect to itself
+            sock.close()
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "nobody listens there")
         return self._greet(sock, deadline, purpose, token)
 
     def _greet(self, sock: socket.socket, deadline: float, purpose: str, token: bytes) -> socket.socket:
@@ -108,7 +112,7 @@ class Dialler:
 
     def _link(self, address: Address, deadline: float) -> None:
         me = self._identity
-        entries, last_id = me.caches.export()
+        export = me.caches.export()
         opened = [self._connect(address, deadline, "link")]
         try:
             forward = opened[0]
@@ -119,16 +123,16 @@ class Dialler:
                 remote_accessible=True,
                 transport=me.options.transport,
                 boot_id=me.boot_id,
-                caches=entries,
+                caches=export.entries,
             )
             send_message(forward, connect, deadline)
             reply = receive_message(forward, ConnectReply, deadline)
             if reply.status != LLMStatusCode.LLM_SUCCESS:
                 raise _Refused(to_status(reply.status), f"refused: {reply.reason}")
-            mappings = self._map(reply, deadline)
+            mappings = self._map(reply, export.arenas, deadline)
             check_entries(reply.caches, mappings)
             opened.append(self._connect(address, deadline, "reverse", reply.link_token))
-            link = Link(reply.cluster_id, forward, opened[1], reply.caches, mappings, last_id)
+            link = Link(reply.cluster_id, forward, opened[1], reply.caches, mappings, export.last_cache_id)
             if me.options.transport == "mapped" and link.transport != "mapped":
                 raise _Refused(LLMStatusCode.LLM_LINK_FAILED, "the peer's caches cannot be mapped, and must be")
             self._finish(link, forward, deadline)
@@ -152,7 +156,7 @@ class Dialler:
         thread.start()
         logger.info("cluster_id=%d: linked, transport %s", link.cluster_id, link.transport)
 
-    def _map(self, reply: ConnectReply, deadline: float) -> dict[int, SharedMapping] | None:
+    def _map(self, reply: ConnectReply, arenas: dict[int, Arena], deadline: float) -> dict[int, SharedMapping] | None:
         """Exchange arenas over the peer's Unix socket; None: over TCP then (or an error, when mapping is a must)."""
         me = self._identity
         try:
@@ -165,7 +169,7 @@ class Dialler:
                 raw.settimeout(max(0.001, deadline - time.monotonic()))
                 raw.connect(f"\0{reply.descriptor_socket}")
                 sock = self._greet(raw, deadline, "arenas", reply.link_token)
-                send_arenas(sock, me.caches.export_arenas(), deadline)
+                send_arenas(sock, arenas, deadline)
                 return receive_arenas(sock, deadline)
             finally:
                 raw.close()

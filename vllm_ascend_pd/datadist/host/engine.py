@@ -137,12 +137,16 @@ class Engine:
             self._closed = True
             while self._running:
                 self._gate.wait()
+        self._close_links()
+        with self._listener_lock:
+            self._stop_listening()
+        self._close_links()  # those that were being accepted meanwhile
+        self._dialler.join(_JOIN_S)
+
+    def _close_links(self) -> None:
         for link in self.links.all():
             self.links.remove(link)
             link.close(self._identity.timeout_s, "finalized")
-        with self._listener_lock:
-            self._stop_listening()
-        self._dialler.join(_JOIN_S)
 
     def link_clusters(
         self, clusters: Sequence[LLMClusterInfo], timeout_ms: int

@@ -45,7 +45,10 @@ def _arm(sock: socket.socket, option: int, deadline: float) -> None:
         raise ChannelTimeout("deadline passed")
     seconds = int(left)
     micros = max(1, int((left - seconds) * 1e6))
-    sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, micros))
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", seconds, micros))
+    except OSError as error:
+        raise PeerGone(f"closed on this side: {error}") from error
 
 
 def receive_into(sock: socket.socket, views: Sequence[memoryview], deadline: float) -> None:
@@ -127,8 +130,8 @@ def receive_frame(sock: socket.socket, deadline: float, limit: int = MAX_FRAME_B
 
 def wait_frame_start(sock: socket.socket) -> None:
     """Block without a deadline until a frame begins. Raises PeerGone when the connection ends instead."""
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 0))
     try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 0))
         data = sock.recv(1, socket.MSG_PEEK)
     except OSError as error:
         raise PeerGone(f"receive failed: {error}") from error
@@ -158,10 +161,15 @@ def configure(sock: socket.socket) -> None:
     sock.settimeout(None)
 
 
-def close(sock: socket.socket) -> None:
-    """Wake whoever waits on the socket, then close it."""
+def cut(sock: socket.socket) -> None:
+    """End the connection and wake whoever waits on it; the descriptor stays with its user, who closes it."""
     try:
         sock.shutdown(socket.SHUT_RDWR)
     except OSError:
         pass
+
+
+def close(sock: socket.socket) -> None:
+    """End the connection and close it; nobody else may use the socket any more."""
+    cut(sock)
     sock.close()

@@ -4,7 +4,7 @@ when the link was made, and the mappings of its arenas.
 
 One transfer at a time: the mutex covers a whole pull or push, and waiting for it counts against the caller's
 deadline. After a timeout or the peer's death the link is spoiled: every later call is LLM_NOT_YET_LINK until
-it is unlinked and linked again. Lock order: `_mutex`, then `serve_lock`.
+it is unlinked and linked again. The mutex and `serve_lock` are never held together.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vllm_ascend_pd.datadist.host.framing import (
     ChannelError,
     ChannelTimeout,
     PeerGone,
-    close,
+    cut,
     poll_idle,
     receive_into,
     send_from,
@@ -233,21 +233,30 @@ class Link:
             logger.warning("cluster_id=%d: link spoiled: %s", self.cluster_id, reason)
 
     def close(self, timeout_s: float, reason: str) -> None:
-        """Tear down this side: waits for the transfer that runs, says farewell, closes both channels."""
-        held = self._mutex.acquire(timeout=timeout_s)
+        """Tear down this side: waits for the transfer that runs, says farewell, ends both channels.
+
+        The thread that serves the link closes that channel's descriptor.
+        """
+        free = self._mutex.acquire(timeout=timeout_s)
         try:
             self._spoiled_by = self._spoiled_by or reason
-            for lock, sock in ((None, self._request_sock), (self.serve_lock, self.serve_sock)):
-                free = held if lock is None else lock.acquire(timeout=timeout_s)
-                try:
-                    if free:
-                        send_message(sock, Bye(), time.monotonic() + _FAREWELL_S)
-                except (ChannelError, OSError):
-                    pass  # the peer is gone already
-                finally:
-                    if lock is not None and free:
-                        lock.release()
-                close(sock)
+            self._say_bye(self._request_sock, free)
+            if free:
+                self._request_sock.close()
         finally:
-            if held:
+            if free:
                 self._mutex.release()
+        free = self.serve_lock.acquire(timeout=timeout_s)
+        try:
+            self._say_bye(self.serve_sock, free)
+        finally:
+            if free:
+                self.serve_lock.release()
+
+    def _say_bye(self, sock: socket.socket, is_idle: bool) -> None:
+        if is_idle:  # in the middle of a transfer the word would be taken for data
+            try:
+                send_message(sock, Bye(), time.monotonic() + _FAREWELL_S)
+            except (ChannelError, OSError):
+                pass  # the peer is gone already
+        cut(sock)

@@ -9,6 +9,7 @@ docs/datadist.md has the whole table.
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 from collections.abc import Sequence
 from typing import ClassVar, NoReturn
@@ -42,6 +43,7 @@ class LLMDataDist:
         check_uint64("cluster_id", cluster_id)
         self._role = role
         self._cluster_id = cluster_id
+        self.owner_pid = 0  # of the process that initialised it
         self._engine: Engine | None = None
         self._cache_manager: CacheManager | None = None
 
@@ -54,6 +56,7 @@ class LLMDataDist:
                 fail(LLMStatusCode.LLM_FAILED, "Cannot init multiple LLMDataDists")
             engine = Engine(self._cluster_id, parse_options(options))
             self._engine, self._cache_manager = engine, CacheManager(engine)
+            self.owner_pid = os.getpid()
             LLMDataDist.llm_engine_instance = self
 
     def finalize(self) -> None:
@@ -181,7 +184,7 @@ def _check_two_sided(comm_name: str, ranks: dict[int, int], rank_table: str) -> 
 
 def _finalize_at_exit() -> None:
     instance = LLMDataDist.llm_engine_instance
-    if instance is not None:
+    if instance is not None and instance.owner_pid == os.getpid():  # a forked child has no threads to end
         try:
             instance.finalize()
         except LLMException:

@@ -7,7 +7,6 @@ Used for the TCP listener of `listen_ip_info` and for the Unix socket that passe
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import socket
@@ -26,6 +25,7 @@ from vllm_ascend_pd.datadist.host.framing import (
     PeerGone,
     close,
     configure,
+    cut,
 )
 from vllm_ascend_pd.datadist.host.messages import Hello
 
@@ -177,8 +177,7 @@ class Listener:
             self._closed = True
             waiting = list(self._threads)
             for sock in self._open:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                cut(sock)
         close(self._sock)
         for thread in (self._acceptor, *waiting):
             if thread is not threading.current_thread() and thread.ident is not None:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_ascend_pd.datadist.host.messages import CacheEntry
-from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode, fail, require
+from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
 from vllm_ascend_pd.datadist.types import INVALID_ID, CacheDesc, Placement
 from vllm_ascend_pd.memory.arena import Arena, find_arena
 from vllm_ascend_pd.memory.mapping import ALIGNMENT
@@ -55,6 +55,15 @@ class RegisteredCache:
         return self.tensor_bytes // self.num_slots
 
 
+@dataclass(frozen=True)
+class Export:
+    """The caches of one moment: as a peer sees them, their arenas by number, and the newest cache id."""
+
+    entries: list[CacheEntry]
+    arenas: dict[int, Arena]
+    last_cache_id: int
+
+
 class CacheTable:
     """Registered caches by id and by key."""
 
@@ -63,13 +72,6 @@ class CacheTable:
         self._caches: dict[int, RegisteredCache] = {}
         self._keys: dict[tuple[int, int], tuple[int, int]] = {}  # (req id, model id) -> (cache id, batch index)
         self._next_id = 1
-        self._arena_ids: dict[int, int] = {}  # address of an arena -> its number on the wire
-
-    @property
-    def last_cache_id(self) -> int:
-        """The newest id given out; caches above it are younger than now."""
-        with self._changed:
-            return self._next_id - 1
 
     def register(
         self,
@@ -150,37 +152,33 @@ class CacheTable:
                 cache.users -= 1
                 self._changed.notify_all()
 
-    def export(self) -> tuple[list[CacheEntry], int]:
-        """What a new link's peer gets to see, and the newest cache id in it."""
+    def export(self) -> Export:
+        """What a link made now lets its peer see."""
         with self._changed:
-            return [self._export_one(cache) for cache in self._caches.values()], self._next_id - 1
+            arenas: list[Arena] = []
+            entries = [_export_one(cache, arenas) for cache in self._caches.values()]
+            return Export(entries, dict(enumerate(arenas)), self._next_id - 1)
 
-    def _export_one(self, cache: RegisteredCache) -> CacheEntry:
-        ids, offsets = [], []
-        for place in cache.arenas:
-            ids.append(self._arena_ids.setdefault(place[0].address, len(self._arena_ids)) if place else -1)
-            offsets.append(place[1] if place else 0)
-        return CacheEntry(
-            cache_id=cache.cache_id,
-            is_blocks=cache.is_blocks,
-            accessible=cache.accessible,
-            num_tensors=cache.num_tensors,
-            tensor_bytes=cache.tensor_bytes,
-            num_slots=cache.num_slots,
-            req_keys=cache.req_keys,
-            arena_ids=ids,
-            arena_offsets=offsets,
-        )
 
-    def export_arenas(self) -> dict[int, Arena]:
-        """The arenas of `export`, by their number on the wire."""
-        with self._changed:
-            found = {}
-            for cache in self._caches.values():
-                for place in cache.arenas:
-                    if place:
-                        found[self._arena_ids.setdefault(place[0].address, len(self._arena_ids))] = place[0]
-            return found
+def _export_one(cache: RegisteredCache, arenas: list[Arena]) -> CacheEntry:
+    """Adds to `arenas`, whose positions are the numbers on the wire."""
+    ids, offsets = [], []
+    for place in cache.arenas:
+        if place is not None and place[0] not in arenas:
+            arenas.append(place[0])
+        ids.append(-1 if place is None else arenas.index(place[0]))
+        offsets.append(0 if place is None else place[1])
+    return CacheEntry(
+        cache_id=cache.cache_id,
+        is_blocks=cache.is_blocks,
+        accessible=cache.accessible,
+        num_tensors=cache.num_tensors,
+        tensor_bytes=cache.tensor_bytes,
+        num_slots=cache.num_slots,
+        req_keys=cache.req_keys,
+        arena_ids=ids,
+        arena_offsets=offsets,
+    )
 
 
 def _check_shape(desc: CacheDesc, addresses: Sequence[int]) -> int:
@@ -207,23 +205,21 @@ def _check_addresses(desc: CacheDesc, addresses: Sequence[int], tensor_bytes: in
 
 def find_entry(entries: Sequence[CacheEntry], req_id: int, model_id: int) -> tuple[CacheEntry, int]:
     """A peer's cache and batch index by key. Raises LLMException(LLM_KV_CACHE_NOT_EXIST)."""
-    for entry in entries:
-        for known_req_id, known_model_id, batch_index in entry.req_keys:
-            padding = known_req_id == INVALID_ID and not entry.is_blocks
-            if not padding and (known_req_id, known_model_id) == (req_id, model_id):
-                return entry, batch_index
-    name = f"model_id {model_id}" if req_id == INVALID_ID else f"req_id {req_id}, model_id {model_id}"
-    raise LLMException(
-        f"the peer had no cache of {name} when the link was made", status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST
-    )
+    found = [
+        (entry, batch_index)
+        for entry in entries
+        for known_req_id, known_model_id, batch_index in entry.req_keys
+        if (known_req_id, known_model_id) == (req_id, model_id) and (entry.is_blocks or known_req_id != INVALID_ID)
+    ]
+    if not found:
+        name = f"model_id {model_id}" if req_id == INVALID_ID else f"req_id {req_id}, model_id {model_id}"
+        fail(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, f"the peer had no cache of {name} when the link was made")
+    return found[0]
 
 
 def find_entry_by_id(entries: Sequence[CacheEntry], cache_id: int) -> CacheEntry:
     """A peer's cache by id. Raises LLMException(LLM_KV_CACHE_NOT_EXIST)."""
-    for entry in entries:
-        if entry.cache_id == cache_id:
-            return entry
-    raise LLMException(
-        f"the peer had no cache of cache_id {cache_id} when the link was made",
-        status_code=LLMStatusCode.LLM_KV_CACHE_NOT_EXIST,
-    )
+    found = [entry for entry in entries if entry.cache_id == cache_id]
+    if not found:
+        fail(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, f"the peer had no cache {cache_id} when the link was made")
+    return found[0]

@@ -148,6 +148,8 @@ def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, reque
         dst_layers.stop * per_layer <= entry.num_tensors, f"dst_layer_range {dst_layers} is outside the peer's cache"
     )
     if request.blocks is None:
+        in_range = request.batch_index < local.num_slots
+        require(in_range, f"src_batch_index {request.batch_index} of a cache of {local.num_slots} slots")
         require(
             local.slot_bytes <= entry.slot_bytes,
             f"a local slot of {local.slot_bytes} bytes exceeds a remote one of {entry.slot_bytes}",
