@@ -17,12 +17,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
 
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.up.plan import HOST, Machine, UpOptions, list_roles
 
-SERVE_COMMAND: Final = (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
+
+def get_serve_command() -> tuple[str, ...]:
+    """`vllm serve` of this environment: its script, since `python -m` would import from the current folder first."""
+    script = Path(sys.executable).with_name("vllm")
+    return (str(script), "serve") if script.exists() else (sys.executable, "-m", "vllm.entrypoints.cli.main", "serve")
 
 
 @contextlib.contextmanager
@@ -31,7 +34,7 @@ def prepare_machine(
     *,
     port_base: int | None = None,
     log_dir: Path | None = None,
-    serve_command: Sequence[str] = SERVE_COMMAND,
+    serve_command: Sequence[str] | None = None,
 ) -> Iterator[Machine]:
     """A `Machine` for these options; its secret file exists (0600) until the block is left.
 
@@ -47,7 +50,7 @@ def prepare_machine(
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
         yield Machine(
-            serve_command=tuple(serve_command),
+            serve_command=tuple(serve_command or get_serve_command()),
             ports=tuple(ports),
             cores=tuple(sorted(os.sched_getaffinity(0))),
             on_cpu=is_cpu_build(),

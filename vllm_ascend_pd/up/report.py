@@ -2,13 +2,14 @@
 """What `vllm pd up` shows: progress while the servers start, then where they are and a command to paste.
 
 On a terminal one line per instance is redrawn in place; elsewhere (a log, CI) each instance says where it is
-every ten seconds. Called by `supervise.py` from its one thread.
+when that has changed, at most every ten seconds. Called by `supervise.py` from its one thread.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -19,11 +20,20 @@ from rich.text import Text
 
 from vllm_ascend_pd.up.plan import Deployment, Instance, Role
 
-QUIET_S: Final = 10.0  # between two lines about one instance where nothing can be redrawn
+# Where nothing can be redrawn, an instance is mentioned when its log has moved on, and now and then anyway.
+QUIET_S: Final = 10.0
+SILENT_S: Final = 60.0
 _ESCAPE: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_TELLING: Final = re.compile(r"^(\([^)]*\)\s*)*(INFO |ERROR |Loading )")
 _PREFIX: Final = re.compile(
     r"^(\([^)]*\)\s*)*(INFO|WARNING|ERROR|DEBUG)?\s*[\d:. -]*(\[[^\]]*\])?\s*"
 )  # of vLLM's log lines
+
+
+def choose_log_line(tail: Sequence[str]) -> str:
+    """The newest line that says what the server does: messages of several lines and warnings of libraries do not."""
+    telling = [line for line in tail if _TELLING.match(_ESCAPE.sub("", line))]
+    return shorten_log_line((telling or list(tail) or [""])[-1])
 
 
 def shorten_log_line(line: str, width: int = 90) -> str:
@@ -38,6 +48,7 @@ class _Row:
     state: str = "starting"
     elapsed_s: float = 0.0
     line: str = ""
+    said: str = ""
     said_at_s: float = 0.0
 
 
@@ -54,14 +65,14 @@ class StartProgress:
         self._rows[instance.name] = _Row()
         self._say(f"[bold]{instance.name}[/] starting on {instance.url}, log {instance.log}")
 
-    def waiting(self, instance: Instance, elapsed_s: float, last_line: str) -> None:
+    def waiting(self, instance: Instance, elapsed_s: float, tail: Sequence[str]) -> None:
         """Redraw, or say something now and then."""
         row = self._rows[instance.name]
-        row.elapsed_s, row.line = elapsed_s, shorten_log_line(last_line)
+        row.elapsed_s, row.line = elapsed_s, choose_log_line(tail)
         if self.console.is_terminal:
             self._draw()
-        elif elapsed_s - row.said_at_s >= QUIET_S:
-            row.said_at_s = elapsed_s
+        elif elapsed_s - row.said_at_s >= (QUIET_S if row.line != row.said else SILENT_S):
+            row.said, row.said_at_s = row.line, elapsed_s
             self._say(f"{instance.name} {elapsed_s:.0f} s  ", row.line)
 
     def ready(self, instance: Instance, elapsed_s: float) -> None:

@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -43,8 +43,8 @@ class Progress(Protocol):
     def starting(self, instance: Instance) -> None:
         """The process was started."""
 
-    def waiting(self, instance: Instance, elapsed_s: float, last_line: str) -> None:
-        """Not healthy yet; `last_line` is the newest line of its log."""
+    def waiting(self, instance: Instance, elapsed_s: float, tail: Sequence[str]) -> None:
+        """Not healthy yet; `tail` are the newest lines of its log, oldest first."""
 
     def ready(self, instance: Instance, elapsed_s: float) -> None:
         """`/health` answered 200 for the first time."""
@@ -152,8 +152,7 @@ class Supervisor:
             if not pending:
                 return
             for child in pending:
-                line = "".join(read_tail(child.instance.log, 1))
-                self.progress.waiting(child.instance, self.clock() - child.started, line)
+                self.progress.waiting(child.instance, self.clock() - child.started, read_tail(child.instance.log))
             if self.clock() > deadline:
                 raise self._failure(pending[0], f"is not healthy after {timeout_s:.0f} s")
             self.sleep(POLL_S)

@@ -8,7 +8,13 @@ import pytest
 from rich.console import Console
 
 from vllm_ascend_pd.up.plan import Machine, UpOptions, plan_deployment
-from vllm_ascend_pd.up.report import StartProgress, make_curl, print_endpoints, shorten_log_line
+from vllm_ascend_pd.up.report import (
+    StartProgress,
+    choose_log_line,
+    make_curl,
+    print_endpoints,
+    shorten_log_line,
+)
 
 
 @pytest.fixture
@@ -41,17 +47,30 @@ def test_the_curl_goes_to_decode_and_survives_a_shell(deployment):
     assert json.loads(words[-1])["model"] == "it's a model"
 
 
-def test_where_nothing_can_be_redrawn_each_instance_speaks_every_ten_seconds(deployment):
+def test_the_line_shown_is_the_newest_that_tells_something():
+    lines = ["INFO 12-02 03:04:05 [omp.py:1] OpenMP binding:", "  local_rank=0", "  reserved_cpus=[]"]
+    assert choose_log_line(lines) == "OpenMP binding:"
+    assert (
+        choose_log_line(["(EngineCore pid=1) Loading safetensors: 3%", "  warnings.warn("]) == "Loading safetensors: 3%"
+    )
+    assert choose_log_line(["no level", "at all"]) == "at all"
+    assert choose_log_line([]) == ""
+
+
+def test_where_nothing_can_be_redrawn_each_instance_speaks_when_it_has_moved_on(deployment):
     out = io.StringIO()
     progress = StartProgress(Console(file=out, width=200))
     prefill = deployment.instances[0]
     progress.starting(prefill)
     for second in range(25):
-        progress.waiting(prefill, float(second), f"INFO 12-02 03:04:05 [a.py:1] step [{second}]")
-    progress.ready(prefill, 25.0)
+        progress.waiting(prefill, float(second), [f"INFO 12-02 03:04:05 [a.py:1] step [{second}]"])
+    for second in range(25, 90):
+        progress.waiting(prefill, float(second), ["INFO 12-02 03:04:05 [a.py:1] step [20]"])
+    progress.ready(prefill, 90.0)
     lines = out.getvalue().splitlines()
-    assert [line for line in lines if "step" in line] == ["prefill-0 10 s  step [10]", "prefill-0 20 s  step [20]"]
-    assert lines[-1] == "prefill-0 ready after 25 s"
+    said = [line.split() for line in lines if "step" in line]
+    assert [(words[1], words[-1]) for words in said] == [("10", "[10]"), ("20", "[20]"), ("80", "[20]")]
+    assert lines[-1] == "prefill-0 ready after 90 s"
 
 
 def test_the_endpoints_name_every_instance_and_the_logs(deployment):

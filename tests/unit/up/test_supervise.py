@@ -27,7 +27,7 @@ class Recorder:
     def starting(self, instance):
         self.events.append(("starting", instance.name))
 
-    def waiting(self, instance, elapsed_s, last_line):
+    def waiting(self, instance, elapsed_s, tail):
         pass
 
     def ready(self, instance, elapsed_s):
