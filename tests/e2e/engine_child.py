@@ -164,6 +164,8 @@ class EngineChild:
             status["pd"] = self.half.status()
             status["problems"] = list(self.half.problems())
             status["peer_port"] = self.half.server.peer_port
+            status["malformed"] = self.half.server.counters["malformed"]
+            status["core_address"] = self.half.config.core_address
         return status
 
     def cmd_metrics(self) -> dict[str, float]:
@@ -189,12 +191,11 @@ class EngineChild:
         """Forget all cached blocks."""
         return bool(self.llm.reset_prefix_cache())
 
-    def cmd_call_half(self, attribute: str) -> Any:
-        """A plain value of the connector's scheduler half, by dotted path."""
-        value: Any = self.half
-        for name in attribute.split("."):
-            value = getattr(value, name)
-        return value if isinstance(value, str | int | float | bool | type(None)) else repr(value)
+    def cmd_record(self) -> dict[str, Any]:
+        """The handshake record of this engine."""
+        holder = self.half.prefill or self.half.decode.peers
+        record: dict[str, Any] = holder._record
+        return record
 
     def cmd_threads(self) -> list[str]:
         """Names of the threads that run here."""

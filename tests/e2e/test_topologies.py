@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several prefill or decode engines, the TCP data plane, and the real demo model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.builders import engine_kwargs, prompt
+from tests.e2e.engines import Engine, Zygote
+from tests.e2e.pairs import Counts, Pair, decode_leg, prefill_leg, start_pair
+
+pytestmark = pytest.mark.engine
+MODEL = "gqa2"
+BLOCK = 32
+
+
+@pytest.fixture
+def extra(zygote: Zygote) -> Iterator[list[Engine]]:
+    """Engines beyond a pair's; closed at the end."""
+    engines: list[Engine] = []
+    yield engines
+    for engine in engines:
+        engine.close()
+
+
+def test_over_tcp_the_tokens_are_the_same_also_with_eight_at_once(zygote: Zygote):
+    pair = start_pair(zygote, MODEL, pd_host_transport="tcp")
+    try:
+        for length in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 300):
+            assert pair.check([prompt(length, seed=length)]).loaded == length - 1
+        lengths = [40 + 31 * number for number in range(8)]
+        assert pair.check([prompt(n, seed=500 + n) for n in lengths]).loaded == sum(lengths) - 8
+    finally:
+        pair.close()
+
+
+def test_a_decode_engine_loads_from_two_prefill_engines_at_once(zygote: Zygote, extra: list[Engine]):
+    second = zygote.start("prefill-2", engine_kwargs(MODEL, pd_role="prefill"), core=1)
+    extra.append(second)
+    pair = start_pair(zygote, MODEL)
+    try:
+        free = second.free_blocks()
+        prompts = [prompt(50 + 17 * number, seed=600 + number) for number in range(8)]
+        params = [None] * 8
+        params[0::2] = prefill_leg(pair.prefill, prompts[0::2])
+        params[1::2] = prefill_leg(second, prompts[1::2])
+        assert len({p["remote_engine_id"] for p in params}) == 2
+        answers = [r.token_ids for r in decode_leg(pair.decode, prompts, params)]
+        assert answers == pair.expected(prompts)
+        counts = Counts.of(pair.decode)
+        assert (counts.loaded, counts.transfers, counts.failures) == (sum(map(len, prompts)) - 8, 8, {})
+        assert len(pair.decode.status()["pd"]["peers"]) == 2
+        second.wait_for_free_blocks(free)
+        pair.check_blocks_are_back()
+    finally:
+        pair.close()
+
+
+def test_two_decode_engines_load_from_one_prefill_engine(zygote: Zygote, extra: list[Engine]):
+    second = zygote.start("decode-2", engine_kwargs(MODEL, pd_role="decode"), core=1)
+    extra.append(second)
+    pair = start_pair(zygote, MODEL)
+    try:
+        free = second.free_blocks()
+        prompts = [prompt(45 + 23 * number, seed=700 + number) for number in range(8)]
+        params = prefill_leg(pair.prefill, prompts)
+        halves = (pair.decode, prompts[0::2], params[0::2]), (second, prompts[1::2], params[1::2])
+        answers: list[tuple[int, ...]] = [()] * 8
+        answers[0::2], answers[1::2] = ([r.token_ids for r in decode_leg(*half)] for half in halves)
+        assert answers == pair.expected(prompts)
+        for engine, some, _ in halves:
+            assert Counts.of(engine).loaded == sum(map(len, some)) - 4
+        assert len(pair.prefill.status()["pd"]["peers"]) == 2
+        second.wait_for_free_blocks(free)
+        pair.check_blocks_are_back()
+    finally:
+        pair.close()
+
+
+def test_the_demo_model_answers_the_same_through_a_pair(zygote: Zygote):
+    """Gemma 3 270M with its real weights: sliding windows, six cache groups over three raw tensors."""
+    from tools.demo_model import ensure_demo_model
+    from transformers import AutoTokenizer
+
+    folder = str(ensure_demo_model())
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = ["What is the largest animal in the world?", "Q: What is the capital of France?\nA:"]
+    prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
+    story = tokenizer("The history of the city of Paris is long and rich. " * 60)["input_ids"]
+    prompts.append(story[:700])  # longer than the window of 512
+    pair: Pair = start_pair(zygote, folder, kv_cache_memory_bytes=256 << 20)
+    try:
+        took = pair.check(prompts)
+        assert took.loaded == sum(map(len, prompts)) - len(prompts)
+        answers = [tokenizer.decode(tokens) for tokens in pair.expected(prompts[:2])]
+        assert "whale" in answers[0].lower()
+        assert "Paris" in answers[1]
+    finally:
+        pair.close()
