@@ -105,7 +105,7 @@ class Acceptor:
             with self._lock:
                 del self._pending[token]
         if link is not None:
-            self._serve(link, is_own=connect.instance == self._identity.instance)
+            self._serve(link, deadline, is_own=connect.instance == self._identity.instance)
 
     def _refuse(self, connect: Connect) -> tuple[LLMStatusCode, str] | None:
         me = self._identity
@@ -159,17 +159,17 @@ class Acceptor:
             if pending.reverse is not None:
                 close(pending.reverse)
             raise
-        send_message(sock, Ready(), deadline)
-        logger.info("cluster_id=%d: linked, transport %s", connect.cluster_id, link.transport)
         return link
 
-    def _serve(self, link: Link, *, is_own: bool) -> None:
+    def _serve(self, link: Link, deadline: float, *, is_own: bool) -> None:
         links = self._identity.links
         try:
+            send_message(link.serve_sock, Ready(), deadline)
+            logger.info("cluster_id=%d: linked, transport %s", link.cluster_id, link.transport)
             farewell = serve_link(link, self._identity.caches, self._identity.timeout_s)
         except ChannelError:
             links.retire(link)
-            link.close(0.0, "the peer broke the protocol")
+            link.close(0.0, "the peer broke the protocol or off")
             raise
         if farewell or is_own:
             links.remove(link)

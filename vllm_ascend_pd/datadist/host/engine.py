@@ -60,7 +60,6 @@ class Engine:
         self._listener_lock = threading.Lock()  # guards the two listeners
         self._tcp: Listener | None = None
         self._unix: Listener | None = None
-        self._listen = options.listen
         if options.listen is not None:
             self._start_listening(options.listen)
 
