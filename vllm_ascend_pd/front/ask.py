@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 import httpx
@@ -34,6 +35,7 @@ logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT_S: Final = 3.0
 PROBE_TIMEOUT_S: Final = 5.0
 CANCEL_TRIES: Final = 4
+KEEP_ALIVE_S: Final = 3.0  # below the 5 s after which upstream's server closes an idle connection
 MAX_ANSWER_BYTES: Final = 8 << 20
 
 _Body = TypeVar("_Body", PrefillAnswer, PeerFacts)
@@ -58,7 +60,7 @@ class AskClient:
             transport=transport,
             trust_env=False,
             verify=ssl.create_default_context(),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64, keepalive_expiry=KEEP_ALIVE_S),
         )
 
     async def aclose(self) -> None:
@@ -95,24 +97,30 @@ class AskClient:
         Raises:
             AskFailed: nobody, or something that is not a prefill instance.
         """
-        answer = await self._request("GET", url, PEER_PATH, b"", {}, PROBE_TIMEOUT_S)
+        answer = await self._request("GET", url + PEER_PATH, b"", dict, PROBE_TIMEOUT_S)
         return _decode(answer, PeerFacts, url)
 
     async def _post(self, url: str, path: str, epoch: str, body: bytes, timeout_s: float) -> bytes:
-        headers = sign_request(self._secret, "POST", path, body, epoch)
-        headers["content-type"] = "application/json"
-        return await self._request("POST", url, path, body, headers, timeout_s)
+        def headers() -> dict[str, str]:  # a signature serves once
+            return sign_request(self._secret, "POST", path, body, epoch) | {"content-type": "application/json"}
+
+        return await self._request("POST", url + path, body, headers, timeout_s)
 
     async def _request(
-        self, method: str, url: str, path: str, body: bytes, headers: dict[str, str], timeout_s: float
+        self, method: str, url: str, body: bytes, headers: Callable[[], dict[str, str]], timeout_s: float
     ) -> bytes:
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_TIMEOUT_S, timeout_s))
+
+        async def exchange() -> httpx.Response:
+            try:
+                return await self._http.request(method, url, content=body, headers=headers(), timeout=timeout)
+            except httpx.RemoteProtocolError:
+                # A kept connection that the server closed at the same moment. Asks are idempotent.
+                return await self._http.request(method, url, content=body, headers=headers(), timeout=timeout)
+
         try:
             # httpx's read timeout restarts with every byte; the whole exchange must end in time.
-            response = await asyncio.wait_for(
-                self._http.request(method, url + path, content=body, headers=headers, timeout=timeout),
-                timeout_s,
-            )
+            response = await asyncio.wait_for(exchange(), timeout_s)
         except (asyncio.TimeoutError, httpx.ReadTimeout, httpx.WriteTimeout):
             raise AskFailed("timeout", f"{url} did not answer within {timeout_s:.1f} s") from None
         except (httpx.HTTPError, OSError) as error:
@@ -125,6 +133,7 @@ class AskClient:
 
 def _refusal(url: str, response: httpx.Response) -> AskFailed:
     status = response.status_code
+    path = httpx.URL(url).path
     try:
         error: dict[str, Any] = msgspec.json.decode(response.content[:MAX_ANSWER_BYTES], type=ErrorBody).error
         message = str(error.get("message", ""))
@@ -136,7 +145,7 @@ def _refusal(url: str, response: httpx.Response) -> AskFailed:
     if status in (401, 403):
         return AskFailed("unauthorized", detail)
     if status == 404:
-        return AskFailed("not_prefill", f"{url} has no {PREFILL_PATH}: is it `vllm serve --pd-role prefill`?")
+        return AskFailed("not_prefill", f"{url} does not exist: is {path} served by `vllm serve --pd-role prefill`?")
     if 400 <= status < 500:
         return AskFailed("rejected", detail, is_final=True)
     return AskFailed("failed", detail)

@@ -57,7 +57,9 @@ def instance_of(engine: Any) -> Instance | None:
             _instances[engine] = None
         else:
             from vllm_ascend_pd.front.instance import Instance
+            from vllm_ascend_pd.logs import follow_vllm_logging
 
+            follow_vllm_logging()
             _instances[engine] = Instance(config, _EnginePort(engine))
     return _instances[engine]
 
@@ -76,6 +78,7 @@ def wrap_request(engine: Any, request: Any) -> None:
         return
     try:
         if instance.front is not None:
+            instance.start_watching()  # an engine client without an API server has not
             instance.front.wrap_request(request)
         else:
             from vllm_ascend_pd.front.front import clear_unsupported_decode
@@ -131,7 +134,7 @@ async def start_api_server(engine: Any) -> None:
         await instance.core.request(StatusQuery(), CORE_START_TIMEOUT_S)
         if instance.watcher is not None:
             await instance.watcher.wait_for_first()
-            instance.background.spawn(instance.watcher.run())
+            instance.start_watching()
     except PDError as error:
         logger.error("--pd-role %s cannot start: %s", instance.config.role.value, error)
         raise SystemExit(1) from None

@@ -37,25 +37,31 @@ class Instance:
         self.front: PrefillFront | None = None
         self.watcher: PoolWatcher | None = None
         self.server: PrefillServer | None = None
-        self._asker: AskClient | None = None
+        self._is_watching = False
         if config.role is PDRole.PREFILL:
             self.server = PrefillServer(config, secret, self.core)
             return
         metrics = get_metrics()
         metrics.register()
         pool = PrefillPool(config.static_prefill_urls)
-        self._asker = AskClient(secret)
-        self.watcher = PoolWatcher(config, pool, self._asker, self.core)
+        asker = AskClient(secret)
+        self.watcher = PoolWatcher(config, pool, asker, self.core)
         services = Services(
             config=config,
             core=self.core,
-            asker=self._asker,
+            asker=asker,
             pool=pool,
             metrics=metrics,
             check_handoff=functools.partial(check_handoff, secret),
             spawn=self.background.spawn,
         )
         self.front = PrefillFront(services, engine, self.background)
+
+    def start_watching(self) -> None:
+        """Keep probing the prefill instances from now on. Repeatable."""
+        if self.watcher is not None and not self._is_watching:
+            self._is_watching = True
+            self.background.spawn(self.watcher.run())
 
     def to_status(self) -> dict[str, Any]:
         """This API server's own part of /pd/status."""
@@ -68,12 +74,10 @@ class Instance:
         """Stop background work. Any thread; the event loop may have ended."""
         self.background.cancel_all()
         try:
-            loop = asyncio.get_running_loop()
+            asyncio.get_running_loop()
         except RuntimeError:
             return  # the sockets go with the process
         self.core.close()
-        if self._asker is not None:
-            loop.create_task(self._asker.aclose())
 
 
 def check_handoff(secret: Secret, handoff: Handoff, token_ids: list[int]) -> None:

@@ -41,6 +41,7 @@ def beside(engine: Engine, world: World, **values: Any) -> SimpleNamespace:
         watcher=None,
         background=world.background,
         close=lambda: None,
+        start_watching=lambda: None,
     )
     for name, value in values.items():
         setattr(instance, name, value)
@@ -106,19 +107,16 @@ def test_other_errors_are_upstream_s_business(message: Any) -> None:
 
 
 async def test_start_waits_for_the_engine_core_then_for_a_prefill_instance() -> None:
-    engine, world, order = Engine(), World(), []
+    engine, world = Engine(), World()
+    order: list[Any] = []
 
     class Watcher:
         async def wait_for_first(self) -> None:
             order.append(world.core.kinds)
 
-        async def run(self) -> None:
-            order.append("running")
-
-    beside(engine, world, watcher=Watcher())
+    beside(engine, world, watcher=Watcher(), start_watching=lambda: order.append("watching"))
     await hooks.start_api_server(engine)
-    await world.settle()
-    assert order == [["StatusQuery"], "running"]
+    assert order == [["StatusQuery"], "watching"]
 
 
 async def test_a_start_that_fails_ends_the_process_with_the_reason(caplog: pytest.LogCaptureFixture) -> None:
