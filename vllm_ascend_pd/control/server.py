@@ -229,7 +229,7 @@ class ControlServer:
                     outbox.clear_wakes()
                 for plane in planes:
                     if plane.sock in ready:
-                        self._serve(plane)
+                        self._serve(plane, next_tick)
             self._flush(outbox)
         except Exception:
             logger.critical("the control thread has died; this instance is no longer healthy", exc_info=True)
@@ -254,13 +254,16 @@ class ControlServer:
             return latest
         return latest if wanted is None else min(latest, wanted)
 
-    def _serve(self, plane: _Plane) -> None:
+    def _serve(self, plane: _Plane, until: float) -> None:
+        """Answer what is there: at most a batch, and at least one message however late the next tick is."""
         for _ in range(BATCH):
             try:
                 frames = plane.sock.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
             self._answer(plane, frames)
+            if time.monotonic() >= until:
+                return
 
     def _answer(self, plane: _Plane, frames: list[bytes]) -> None:
         if len(frames) != 3 or len(frames[1]) != REQUEST_ID_BYTES:

@@ -16,6 +16,7 @@ import zmq
 
 import vllm_ascend_pd
 from tests.unit.control.conftest import SECRET, peer_address
+from vllm_ascend_pd.control import zap
 from vllm_ascend_pd.control.client import ControlClient
 from vllm_ascend_pd.control.endpoint import set_client_curve
 from vllm_ascend_pd.wire import MAX_FRAME_BYTES, Ack, CancelTransfer, HealthQuery, HealthReply
@@ -166,6 +167,17 @@ def test_the_servers_public_key_is_not_enough(servers, raw):
     sock.send_multipart([REQUEST_ID, msgspec.msgpack.encode(CancelTransfer(transfer_id="t"))])
     wait_for(lambda: server.counters["denied"] >= 1, "the gate was not asked")
     assert server.counters["admitted"] == server.counters["peer_requests"] == 0
+
+
+def test_without_a_working_gate_nobody_gets_in(servers, raw, monkeypatch):
+    monkeypatch.setattr(zap, "ZAP_ENDPOINT", "inproc://elsewhere")
+    server = servers.start()
+    sock = raw(peer_address(server), SECRET)
+    sock.rcvtimeo = 500
+    sock.send_multipart([REQUEST_ID, msgspec.msgpack.encode(CancelTransfer(transfer_id="t"))])
+    with pytest.raises(zmq.Again):
+        sock.recv_multipart()
+    assert server.counters["peer_requests"] == 0
 
 
 def test_a_client_without_curve_gets_nothing_from_the_peer_plane(servers, raw):
