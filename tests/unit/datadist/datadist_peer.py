@@ -112,6 +112,20 @@ class Node:
         return link_transport(self.datadist, cluster_id)
 
 
+def pull_status(node: Node, *args: Any, **kwargs: Any) -> Any:
+    """How a pull ended."""
+    try:
+        node.pull(*args, **kwargs)
+    except node.module.LLMException as error:
+        return error.status_code
+    return node.module.LLMStatusCode.LLM_SUCCESS
+
+
+def holds(node: Node, cluster_id: int, src: int, dst: int) -> bool:
+    """Whether block `dst` holds that cluster's block `src` in every tensor."""
+    return all(node.block(tensor, dst) == pattern(cluster_id, tensor, src) for tensor in range(NUM_TENSORS))
+
+
 class Peer:
     """A Node in a child process."""
 
