@@ -54,14 +54,14 @@ class Stamp:
     wheel: str  # the wheel's sources
 
     @staticmethod
-    def read(path: Path = STAMP) -> Stamp | None:
+    def read(path: Path) -> Stamp | None:
         """The stamp of an environment that was finished; None when there is none that we can read."""
         try:
             return Stamp(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
-    def write(self, path: Path = STAMP) -> None:
+    def write(self, path: Path) -> None:
         """Only after everything it names is installed."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
@@ -184,7 +184,7 @@ def install_everything(old: Stamp | None, interpreter: str) -> None:
             installer.install([str(wheel), *read_dev_requirements()], with_torch=True)
             if stale:  # same version, other content: a resolver calls that satisfied
                 installer.reinstall(wheel)
-    Stamp(interpreter, tools, requirements, wheel_key).write()
+    Stamp(interpreter, tools, requirements, wheel_key).write(STAMP)
 
 
 def main() -> int:
@@ -201,7 +201,7 @@ def main() -> int:
         os.chdir(ROOT)
         os.execv(inside[0], inside)
     try:
-        install_everything(Stamp.read(), arguments.inside)
+        install_everything(Stamp.read(STAMP), arguments.inside)
     except (CacheError, subprocess.CalledProcessError) as error:
         print(f"setup: {error}", file=sys.stderr)
         return 1
