@@ -6,9 +6,10 @@ Imports neither vLLM nor anything heavy when it is imported. All but `close_engi
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_ascend_pd.config import PDRole, pd_config_of
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S: Final = 5.0
 CORE_START_TIMEOUT_S: Final = 60.0
+LIFE_CHECK_S: Final = 1.0
 
 # Beside the engine clients, not on them: vLLM's objects keep their own attributes.
 _instances: weakref.WeakKeyDictionary[Any, Instance | None] = weakref.WeakKeyDictionary()
@@ -133,11 +135,28 @@ async def start_api_server(engine: Any) -> None:
     try:
         await instance.core.request(StatusQuery(), CORE_START_TIMEOUT_S)
         if instance.watcher is not None:
-            await instance.watcher.wait_for_first()
+            await _unless_dead(engine, instance.watcher.wait_for_first())
             instance.start_watching()
     except PDError as error:
         logger.error("--pd-role %s cannot start: %s", instance.config.role.value, error)
         raise SystemExit(1) from None
+
+
+async def _unless_dead(engine: Any, waiting: Coroutine[Any, Any, None]) -> None:
+    """Await a long wait, but not beyond the life of the engine core.
+
+    Raises:
+        PDUnreachableError: the engine core has died.
+    """
+    task = asyncio.ensure_future(waiting)
+    try:
+        while not task.done():
+            if engine.errored:
+                raise PDUnreachableError("the engine core has died; its own messages above say why")
+            await asyncio.wait({task}, timeout=LIFE_CHECK_S)
+        task.result()
+    finally:
+        task.cancel()
 
 
 def attach_routes(app: Any) -> None:

@@ -8,6 +8,7 @@ Imported only when an app is built, because it needs FastAPI; of vLLM it uses th
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Awaitable
 from typing import Any, TypeVar
@@ -38,6 +39,13 @@ def attach(app: FastAPI) -> None:
     """Add the endpoints and the shape of their errors."""
     app.include_router(router)
     app.exception_handler(PDRequestError)(_answer_error)
+    logging.getLogger("uvicorn.access").addFilter(_is_no_probe)
+
+
+def _is_no_probe(record: logging.LogRecord) -> bool:
+    """Keep the probes of decode instances, one every few seconds each, out of the access log."""
+    arguments = record.args
+    return not (isinstance(arguments, tuple) and len(arguments) > 2 and arguments[2] == PEER_PATH)
 
 
 @router.get(STATUS_PATH)

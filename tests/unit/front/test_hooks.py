@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.vllm_config = SimpleNamespace(kv_transfer_config=None)
+        self.errored = False
         self.queue: list[Exception] = []
         state = SimpleNamespace(queue=SimpleNamespace(put=self.queue.append))
         self.output_processor = SimpleNamespace(request_states={"r1": state})
@@ -131,6 +133,23 @@ async def test_a_start_that_fails_ends_the_process_with_the_reason(caplog: pytes
         await hooks.start_api_server(engine)
     assert caught.value.code == 1
     assert "http://p1:1" in caplog.text
+
+
+async def test_an_engine_core_that_dies_during_the_wait_ends_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hooks, "LIFE_CHECK_S", 0.01)
+    engine, world = Engine(), World()
+
+    class Watcher:
+        async def wait_for_first(self) -> None:
+            engine.errored = True
+            await asyncio.Event().wait()
+
+    beside(engine, world, watcher=Watcher())
+    with pytest.raises(SystemExit):
+        await hooks.start_api_server(engine)
+    assert "engine core has died" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
@@ -276,6 +277,15 @@ async def test_status_says_that_the_engine_core_is_silent(prefill: Prefill) -> N
     response = await prefill.get("/pd/status")
     assert response.status_code == 503
     assert "core.sock" in response.json()["engine_core"]
+
+
+def test_probes_stay_out_of_the_access_log() -> None:
+    def record(path: str) -> logging.LogRecord:
+        return logging.LogRecord("uvicorn.access", 20, "", 0, "%s", ("127.0.0.1", "GET", path, "1.1", 200), None)
+
+    assert not routes._is_no_probe(record("/pd/peer"))
+    assert routes._is_no_probe(record("/pd/prefill"))
+    assert routes._is_no_probe(record("/v1/completions"))
 
 
 async def test_without_a_role_the_endpoints_say_so(prefill: Prefill, monkeypatch: pytest.MonkeyPatch) -> None:
