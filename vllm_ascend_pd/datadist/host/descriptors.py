@@ -88,9 +88,12 @@ def _receive_fds(sock: socket.socket, count: int, deadline: float) -> list[int]:
         raise PeerGone(f"receive failed: {error}") from error
     finally:
         sock.settimeout(None)
-    if not data or flags & socket.MSG_CTRUNC:
-        raise PeerGone("the peer passed no descriptors")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             item.frombytes(payload[: len(payload) - len(payload) % item.itemsize])
-    return item.tolist()
+    fds = item.tolist()
+    if not data or flags & socket.MSG_CTRUNC:
+        for fd in fds:
+            os.close(fd)
+        raise PeerGone(f"the peer passed {'too many' if data else 'no'} descriptors")
+    return fds
