@@ -220,10 +220,14 @@ class DecodeHalf:
             else:
                 self._early[offer.request_id] = offer
             return
-        problem = offer.refused or self._problem(request, offer.handoff)
+        holder = self.loads.holder_of(offer.handoff.transfer_id)
+        is_taken = holder not in (None, offer.request_id)
+        taken = "duplicate: another request loads from this handoff" if is_taken else ""
+        problem = offer.refused or taken or self._problem(request, offer.handoff)
         if problem:
+            logger.warning("request_id=%s handoff not used: %s", offer.request_id, problem)
             self._stats.fail(problem)
-            if not offer.refused:
+            if not offer.refused and not is_taken:  # giving back would end the other request's lease
                 self._give_back(offer.handoff, False)
             if offer.reply is not None:
                 offer.reply(LoadResult(outcome="failed", reason=problem))

@@ -118,6 +118,13 @@ class LoadTable:
         """The load of a request that has not ended."""
         return self._loads.get(request_id)
 
+    def holder_of(self, transfer_id: str) -> str | None:
+        """The request that has, or is pulling from, the handoff of this transfer."""
+        for load in self._loads.values():
+            if load.handoff is not None and load.handoff.transfer_id == transfer_id:
+                return load.request_id
+        return None
+
     def counts(self) -> dict[str, int]:
         """Loads by state, for /pd/status."""
         counts = {state.value: 0 for state in LoadState if state is not LoadState.ENDED}

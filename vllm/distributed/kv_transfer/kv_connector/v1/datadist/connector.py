@@ -22,10 +22,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.datadist.metadata import (
     DataDistRankAddress,
     DataDistWorkerMeta,
 )
-from vllm_ascend_pd.config import PDConfig
+from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig
 from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
 from vllm_ascend_pd.engine.stats import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.worker import WorkerHalf
+from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.logs import follow_vllm_logging
 from vllm_ascend_pd.wire import RankAddress
 
@@ -46,7 +47,12 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         follow_vllm_logging()
-        config = PDConfig.from_dict(self._kv_transfer_config.kv_connector_extra_config["pd"])
+        values = self._kv_transfer_config.kv_connector_extra_config.get(EXTRA_CONFIG_KEY)
+        if values is None:
+            raise PDConfigError(
+                "--kv-transfer-config: DataDistConnector is not named by hand; give --pd-role prefill or --pd-role decode"
+            )
+        config = PDConfig.from_dict(values)
         self.half: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
         if role == KVConnectorRole.SCHEDULER:
