@@ -191,6 +191,11 @@ class EngineChild:
         """Forget all cached blocks."""
         return bool(self.llm.reset_prefix_cache())
 
+    def cmd_connector_names(self) -> list[str]:
+        """Class names of the connector, or of the children of a MultiConnector."""
+        connector = self.scheduler.get_kv_connector()
+        return [type(child).__name__ for child in getattr(connector, "_connectors", [connector])]
+
     def cmd_record(self) -> dict[str, Any]:
         """The handshake record of this engine."""
         holder = self.half.prefill or self.half.decode.peers

@@ -66,9 +66,7 @@ def test_the_window_may_start_at_any_offset_in_a_block(pair: Pair, block: int):
         assert pair.check([prompt(num_tokens, seed=20_000 + num_tokens)]).loaded == num_tokens - 1
 
 
-def test_only_what_follows_a_prefix_that_the_decode_side_has_is_moved(
-    pair: Pair, block: int, caches_prefixes: bool
-):
+def test_only_what_follows_a_prefix_that_the_decode_side_has_is_moved(pair: Pair, block: int, caches_prefixes: bool):
     first = prompt(4 * block + 7, seed=1)
     pair.check([first])
     second = first[: 2 * block] + prompt(block + 9, seed=2)
@@ -77,9 +75,7 @@ def test_only_what_follows_a_prefix_that_the_decode_side_has_is_moved(
         assert took.local_hits == 2 * block
 
 
-def test_a_prompt_that_the_decode_side_has_whole_moves_nothing_or_a_tail(
-    pair: Pair, block: int, caches_prefixes: bool
-):
+def test_a_prompt_that_the_decode_side_has_whole_moves_nothing_or_a_tail(pair: Pair, block: int, caches_prefixes: bool):
     """The third time round the same prompt: its full blocks are there, and exactly one release is sent."""
     tokens = prompt(3 * block + 1, seed=3)
     pair.check([tokens])

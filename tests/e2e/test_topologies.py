@@ -81,8 +81,9 @@ def test_two_decode_engines_load_from_one_prefill_engine(zygote: Zygote, extra: 
 
 def test_the_demo_model_answers_the_same_through_a_pair(zygote: Zygote):
     """Gemma 3 270M with its real weights: sliding windows, six cache groups over three raw tensors."""
-    from tools.demo_model import ensure_demo_model
     from transformers import AutoTokenizer
+
+    from tools.demo_model import ensure_demo_model
 
     folder = str(ensure_demo_model())
     tokenizer = AutoTokenizer.from_pretrained(folder)

@@ -33,11 +33,12 @@ def import_everything() -> None:
     """
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
-    from vllm import LLM, ModelRegistry, SamplingParams  # noqa: F401
     from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM
     from vllm.model_executor.models.gemma3 import Gemma3ForCausalLM
     from vllm.model_executor.models.llama import LlamaForCausalLM
     from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
+
+    from vllm import LLM, ModelRegistry, SamplingParams  # noqa: F401
 
     for model in (DeepseekV2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM):
         ModelRegistry.register_model(model.__name__, model)

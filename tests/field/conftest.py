@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One pair with small pools, shared by the field tests that leave it as they found it."""
+"""One pair with small pools (128 blocks), shared by the field tests that leave it as they found it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from tests.e2e.pairs import Pair, start_pair
 
 MODEL = "gqa2"
 BLOCK = 32
-# 64 blocks: the least that 2 MiB alignment allows for this model (4 layers of 32 KiB a block).
-SMALL_POOL_BYTES = 64 * BLOCK * 1024 * 4
-POOL_BLOCKS = 64
+# The least that 2 MiB alignment allows for this model: 4 layers of 16 KiB a block.
+POOL_BLOCKS = 128
+SMALL_POOL_BYTES = POOL_BLOCKS * 4 * (16 << 10)
 
 
 @pytest.fixture(scope="package")
 def shared_pair(zygote: Zygote) -> Iterator[Pair]:
-    """Default flags, 64 blocks on each side."""
+    """Default flags, the smallest pool on each side."""
     pair = start_pair(zygote, MODEL, kv_cache_memory_bytes=SMALL_POOL_BYTES)
     yield pair
     pair.close()

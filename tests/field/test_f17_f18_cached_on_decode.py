@@ -26,7 +26,7 @@ def test_f17_the_same_prompt_with_new_suffixes(pair: Pair):
 
 @pytest.mark.parametrize("length", [10 * BLOCK + 1, 5])
 def test_f18_a_prompt_sent_fifty_times_leaves_nothing_held(pair: Pair, length: int):
-    """10 of 64 blocks each time: six repeats that leaked would stall the pool."""
+    """11 of 128 blocks each time: a dozen repeats that leaked would stall the pool."""
     tokens = prompt(length, seed=2)
     pair.check([tokens])
     leases = pair.prefill.total("leases_released")

@@ -6,6 +6,8 @@ Must: the external-transfer token counter is the prompt (all but its last token)
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.builders import prompt
@@ -13,20 +15,22 @@ from tests.e2e.engines import Engine, Zygote
 from tests.e2e.pairs import SOURCES, start_pair
 
 pytestmark = pytest.mark.engine
+THEIRS: dict[str, Any] = {
+    "kv_connector": "IdleConnector",
+    "kv_connector_module_path": "tests.field.second_connector",
+    "kv_role": "kv_both",
+}
 
 
 @pytest.mark.parametrize("model", ["gqa2", "sliding"])
 def test_f28_the_whole_prompt_comes_remotely_beside_a_second_connector(
     zygote: Zygote, engines: list[Engine], model: str
 ):
-    theirs = {
-        "kv_connector": "SimpleCPUOffloadConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"cpu_bytes_to_use": 64 << 20},
-    }
-    pair = start_pair(zygote, model, decode={"kv_transfer_config": theirs})
+    pair = start_pair(zygote, model, kv_transfer_config=THEIRS)
     engines.extend(pair.engines())
-    tokens = prompt(5 * 32 + 5, seed=1)
-    took = pair.check([tokens])
-    assert took.loaded == len(tokens) - 1
-    assert pair.decode.call("metrics")[SOURCES.format("external_kv_transfer")] == len(tokens) - 1
+    lengths = [1, 5 * 32 + 5, 200]
+    for length in lengths:
+        assert pair.check([prompt(length, seed=length)]).loaded == length - 1
+    external = pair.decode.call("metrics")[SOURCES.format("external_kv_transfer")]
+    assert external == sum(lengths) - len(lengths)
+    assert pair.decode.call("connector_names") == ["DataDistConnector", "IdleConnector"]

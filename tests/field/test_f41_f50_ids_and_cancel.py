@@ -59,9 +59,9 @@ def test_f50_a_cancel_that_comes_before_the_prefill_has_ended_leaves_no_lease(zy
     transfer_id = "decode-engine/epoch/request-1/0"
     ask = {"do_remote_decode": True, "pd_transfer_id": transfer_id, "pd_ask": secret.sign("ask", transfer_id.encode())}
     cancel(pair.prefill, secret, [transfer_id])
-    result = pair.prefill.generate(
-        [prompt(3 * BLOCK, seed=3)], [sampling(1, extra_args={"kv_transfer_params": ask})]
-    )[0]
+    result = pair.prefill.generate([prompt(3 * BLOCK, seed=3)], [sampling(1, extra_args={"kv_transfer_params": ask})])[
+        0
+    ]
     assert not result.kv_transfer_params
     pair.prefill.wait_for_free_blocks(pair.free[0], FREED_WITHIN_S)
 

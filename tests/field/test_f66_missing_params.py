@@ -63,8 +63,14 @@ def request_without_params() -> SimpleNamespace:
     """As the engine client makes it."""
     sampling = SimpleNamespace(n=1, prompt_logprobs=None, extra_args=None)
     return SimpleNamespace(
-        request_id="r", sampling_params=sampling, prompt_token_ids=[1, 2], prompt_embeds=None, mm_features=[],
-        lora_request=None, cache_salt=None, priority=0,
+        request_id="r",
+        sampling_params=sampling,
+        prompt_token_ids=[1, 2],
+        prompt_embeds=None,
+        mm_features=[],
+        lora_request=None,
+        cache_salt=None,
+        priority=0,
     )
 
 

@@ -49,8 +49,21 @@ def aligned_num_blocks(vllm_config: Any, kv_cache_groups: Sequence[Any], num_blo
         )
     rounded = num_blocks // step * step
     if rounded != num_blocks:
+        _check_longest_prompt_fits(vllm_config, kv_cache_groups, rounded, num_blocks)
         logger.info("pd: %d KV cache blocks instead of %d (2 MiB alignment)", rounded, num_blocks)
     return rounded
+
+
+def _check_longest_prompt_fits(vllm_config: Any, kv_cache_groups: Sequence[Any], rounded: int, num_blocks: int) -> None:
+    """Upstream has checked `num_blocks`; a request that the rounded pool cannot hold would wait for ever."""
+    specs = [group.kv_cache_spec for group in kv_cache_groups]
+    needed = sum(-(-spec.max_memory_usage_bytes(vllm_config) // spec.page_size_bytes) for spec in specs)
+    if rounded - 1 < needed:  # one is the null block
+        raise PDConfigError(
+            f"--pd-role: a request of --max-model-len {vllm_config.model_config.max_model_len} needs {needed} KV cache "
+            f"blocks, and of {num_blocks} only {rounded} are left by alignment to 2 MiB: raise --kv-cache-memory-bytes "
+            "or lower --max-model-len"
+        )
 
 
 def allocator(kv_cache_config: Any) -> Callable[..., Any]:

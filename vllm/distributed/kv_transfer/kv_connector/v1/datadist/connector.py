@@ -50,7 +50,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         values = self._kv_transfer_config.kv_connector_extra_config.get(EXTRA_CONFIG_KEY)
         if values is None:
             raise PDConfigError(
-                "--kv-transfer-config: DataDistConnector is not named by hand; give --pd-role prefill or --pd-role decode"
+                "--kv-transfer-config: DataDistConnector is not named by hand; give --pd-role prefill or decode"
             )
         config = PDConfig.from_dict(values)
         self.half: SchedulerHalf | None = None
