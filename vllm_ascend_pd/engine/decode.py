@@ -71,6 +71,7 @@ class DecodeHalf:
         self.wake: Callable[[], None] = lambda: None
         self._inbox: deque[_Offer | ComputeLocally | DropPeer] = deque()
         self._early: dict[str, _Offer] = {}
+        self._early_local: OrderedDict[str, str] = OrderedDict()  # request id -> reason
         self._requests: dict[str, Any] = {}
         self._peer_of: dict[str, Peer] = {}  # transfer id -> peer
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -89,6 +90,9 @@ class DecodeHalf:
         self._requests[request.request_id] = request
         self.loads.expect(request.request_id, self._clock() + float(deadline_ms) / 1000, watched)
         early = self._early.pop(request.request_id, None)
+        local_reason = self._early_local.pop(request.request_id, None)
+        if local_reason is not None:
+            self.loads.compute_locally(request.request_id, local_reason)
         if early is not None:
             self._inbox.append(early)
         elif not watched:
@@ -150,7 +154,7 @@ class DecodeHalf:
             if isinstance(item, DropPeer):
                 self._drops.append(item)
             elif isinstance(item, ComputeLocally):
-                self.loads.compute_locally(item.request_id, item.reason)
+                self._take_compute_locally(item)
             else:
                 self._take_offer(item)
         now = self._clock()
@@ -211,6 +215,15 @@ class DecodeHalf:
             return
         self._max_tokens_of[request.request_id] = handoff.num_tokens
         self._offer(request.request_id, handoff, None)
+
+    def _take_compute_locally(self, message: ComputeLocally) -> None:
+        """May come before its request has: the ask failed at once."""
+        if message.request_id in self._requests:
+            self.loads.compute_locally(message.request_id, message.reason)
+        elif message.request_id not in self._ended:
+            self._early_local[message.request_id] = message.reason
+            while len(self._early_local) > MAX_ENDED_IDS:
+                self._early_local.popitem(last=False)
 
     def _take_offer(self, offer: _Offer) -> None:
         request = self._requests.get(offer.request_id)
