@@ -76,7 +76,7 @@ class Reply:
         return True
 
 
-Handler = Callable[[Any, Reply], None]
+Handler = Callable[[Any, Reply], object]
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from vllm_ascend_pd.engine.stats import StatsRecorder
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.handoff import from_kv_transfer_params, prompt_digest, verify_handoff
 from vllm_ascend_pd.plan.blocks import PlanError, plan_pulls
-from vllm_ascend_pd.plan.layout import CacheGroup
+from vllm_ascend_pd.plan.layout import CacheGroup, layout_fingerprint
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.transfer.loads import Finished, Load, LoadState, LoadTable, RankResult, check_coverage
 from vllm_ascend_pd.transfer.peers import Peer, PeerTable
@@ -40,7 +40,7 @@ MAX_ENDED_IDS = 4096
 class _Offer:
     request_id: str
     handoff: Handoff
-    reply: Callable[[LoadResult], None] | None
+    reply: Callable[[LoadResult], object] | None
     came: float
     peer: Peer | None = None
     refused: str = ""
@@ -54,7 +54,6 @@ class DecodeHalf:
         config: PDConfig,
         secret: Secret,
         groups: Sequence[CacheGroup],
-        layout: str,
         num_ranks: int,
         peers: PeerTable,
         stats: StatsRecorder,
@@ -63,7 +62,7 @@ class DecodeHalf:
         self._config = config
         self._secret = secret
         self._block_sizes = [group.block_size for group in groups]
-        self._layout = layout
+        self._layout = layout_fingerprint(groups)
         self._stats = stats
         self._clock = clock
         self.peers = peers
@@ -182,7 +181,7 @@ class DecodeHalf:
         self._inbox.append(DropPeer(tuple(rank.cluster_id for rank in peer.ranks)))
         self.wake()
 
-    def _offer(self, request_id: str, handoff: Handoff, reply: Callable[[LoadResult], None] | None) -> None:
+    def _offer(self, request_id: str, handoff: Handoff, reply: Callable[[LoadResult], object] | None) -> None:
         offer = _Offer(request_id, handoff, reply, self._clock())
         try:
             verify_handoff(handoff, self._secret)

@@ -57,17 +57,18 @@ class SchedulerHalf:
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
         record = build_record(vllm_config, config, {"groups": layout_record(groups)})
-        layout = layout_fingerprint(groups)
         num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self.prefill: PrefillHalf | None = None
         self.decode: DecodeHalf | None = None
-        handlers: dict[type, Callable[[Any, Reply], None]] = {
+        handlers: dict[type, Callable[[Any, Reply], object]] = {
             StatusQuery: lambda _, reply: reply.send(StatusReply(status=self.status())),
             HealthQuery: lambda _, reply: reply.send(HealthReply(problems=self.problems())),
         }
         if config.role is PDRole.PREFILL:
             leases = LeaseTable(lease_s=config.lease_s)
-            self.prefill = half = PrefillHalf(config, secret, record, layout, num_ranks, leases, self.stats)
+            self.prefill = half = PrefillHalf(
+                config, secret, record, layout_fingerprint(groups), num_ranks, leases, self.stats
+            )
             handlers |= {
                 Hello: half.on_hello,
                 LeaseRenew: half.on_renew,
@@ -78,7 +79,7 @@ class SchedulerHalf:
             peers = PeerTable(
                 config.engine_id, config.epoch, record, secret, num_ranks, lambda p: decode.peer_replaced(p)
             )
-            self.decode = decode = DecodeHalf(config, secret, groups, layout, num_ranks, peers, self.stats)
+            self.decode = decode = DecodeHalf(config, secret, groups, num_ranks, peers, self.stats)
             handlers |= {
                 DeliverHandoff: decode.on_deliver,
                 ComputeLocally: decode.on_compute_locally,
@@ -86,15 +87,13 @@ class SchedulerHalf:
             }
         self.server = self._start_server(handlers, secret)
 
-    def _start_server(self, handlers: Mapping[type, Callable[[Any, Reply], None]], secret: Secret) -> ControlServer:
+    def _start_server(self, handlers: Mapping[type, Callable[[Any, Reply], object]], secret: Secret) -> ControlServer:
         peer_endpoint = None
         if self.prefill is not None:
             host = self.config.listen_host
             literal = f"[{host}]" if ":" in host else host
             peer_endpoint = f"tcp://{literal}:{self.config.listen_port or '*'}"
-        server = ControlServer(
-            self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick
-        )
+        server = ControlServer(self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick)
         server.start()
         if self.prefill is not None:
             self.prefill.peer_port = server.peer_port

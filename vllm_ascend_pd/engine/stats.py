@@ -6,7 +6,7 @@ from __future__ import annotations
 import threading
 from collections import Counter as Tally
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import Counter, Histogram
@@ -38,6 +38,8 @@ COUNTERS = {
 @dataclass
 class DataDistStats(KVConnectorStats):  # type: ignore[misc]
     """`data`: counters by name, `failures` by reason, `stages` as lists of seconds."""
+
+    data: dict[str, Any] = field(default_factory=dict)
 
     def reset(self) -> None:
         """Forget all."""

@@ -73,7 +73,7 @@ class WorkerHalf:
                 tp_rank=self._rank,
                 cluster_id=cluster_id,
                 host=host,
-                port=datadist.listening_port(engine),
+                port=datadist.listening_port(engine) or 0,
             )
         else:
             self._pulls = PullWorkers(self._context(module, layout, caches, manager, host))

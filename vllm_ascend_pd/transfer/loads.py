@@ -54,7 +54,7 @@ class RankResult:
     release_s: float = 0.0
 
 
-Reply = Callable[[LoadResult], None]
+Reply = Callable[[LoadResult], object]
 
 
 @dataclass

@@ -106,7 +106,7 @@ class PeerTable:
             return None
         return peer
 
-    def connect(self, host: str, port: int, done: Callable[[ConnectResult], None]) -> None:
+    def connect(self, host: str, port: int, done: Callable[[ConnectResult], object]) -> None:
         """Do the handshake (again) in the background and tell the outcome."""
         self._jobs.put(_Job(lambda: done(self._shake((host, port))), f"handshake with {host}:{port}"))
 
