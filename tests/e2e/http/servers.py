@@ -26,7 +26,7 @@ from tools.cache import compute_digest, get_cache_root, staging
 
 MODEL = "gqa2"
 MAX_MODEL_LEN = 512
-START_TIMEOUT_S = 280.0
+START_TIMEOUT_S = 480.0
 STOP_TIMEOUT_S = 40.0
 ROUTER = ("vllm-router==0.1.17", "orjson")  # the router's launcher imports orjson and does not say so
 
@@ -209,11 +209,19 @@ def serve_env(core: int, fork: bool = True) -> dict[str, str]:
     return env | ({"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"} if fork else {})
 
 
-def start_server(name: str, folder: Path, core: int, *arguments: str, fork: bool = True, model: str = MODEL) -> Server:
-    """Start `vllm serve` on a free port; returns at once."""
+def start_server(
+    name: str,
+    folder: Path,
+    core: int,
+    *arguments: str,
+    fork: bool = True,
+    model: str = MODEL,
+    env: dict[str, str] | None = None,
+) -> Server:
+    """Start `vllm serve` on a free port; returns at once. `arguments` win over the defaults."""
     port = free_port()
     command = serve_command("--port", str(port), *arguments, model=model)
-    return Server(name, command, port, folder, serve_env(core, fork))
+    return Server(name, command, port, folder, {**serve_env(core, fork), **(env or {})})
 
 
 def ensure_router() -> str:
