@@ -16,6 +16,7 @@ from typing import Any
 
 from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.control.server import Reply
+from vllm_ascend_pd.engine.carried import not_carried
 from vllm_ascend_pd.engine.stats import StatsRecorder
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.handoff import from_kv_transfer_params, prompt_digest, verify_handoff
@@ -83,6 +84,13 @@ class DecodeHalf:
         """A request has reached the scheduler."""
         params = request.kv_transfer_params or {}
         if not params.get("do_remote_prefill"):
+            return
+        reason = not_carried(request)
+        if reason is not None:
+            logger.warning(
+                "request_id=%s prefills here: %s is not handed over by this release", request.request_id, reason
+            )
+            self._stats.fail(reason)
             return
         watched = bool(params.get("pd_wait"))
         deadline_ms = params.get("pd_deadline_ms") or self._config.deadline_ms

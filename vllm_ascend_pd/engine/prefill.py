@@ -15,6 +15,7 @@ from typing import Any
 
 from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.control.server import Reply
+from vllm_ascend_pd.engine.carried import not_carried
 from vllm_ascend_pd.engine.stats import StatsRecorder
 from vllm_ascend_pd.handoff import prompt_digest, sign_handoff, to_kv_transfer_params
 from vllm_ascend_pd.handshake import compare
@@ -79,8 +80,20 @@ class PrefillHalf:
         params = request.kv_transfer_params or {}
         if not params.get("do_remote_decode") or request.status.name not in _GOOD_ENDS:
             return None
-        transfer_id = str(params.get("pd_transfer_id") or self._own_transfer_id(request.request_id))
+        reason = not_carried(request)
+        if reason is not None:
+            logger.warning("no lease for request %s: %s is not handed over by this release", request.request_id, reason)
+            self._stats.count("leases_denied")
+            return None
+        transfer_id = str(params.get("pd_transfer_id") or "")
         signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", transfer_id.encode())
+        if not signed:  # what an unknown client calls its transfer is not ours to use
+            transfer_id = self._own_transfer_id(request.request_id)
+        return self._grant(request, block_ids, transfer_id, signed)
+
+    def _grant(
+        self, request: Any, block_ids: Sequence[Sequence[int]], transfer_id: str, signed: bool
+    ) -> dict[str, Any] | None:
         held = [self._pool.blocks[i] for ids in block_ids for i in ids if i != 0]
         grant = self.leases.grant(
             transfer_id,

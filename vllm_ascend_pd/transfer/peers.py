@@ -55,7 +55,7 @@ class Peer:
 
 @dataclass(frozen=True)
 class _Job:
-    run: Callable[[], None]
+    run: Callable[[], object]
     what: str
 
 
