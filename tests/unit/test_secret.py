@@ -266,7 +266,7 @@ def test_a_trap_in_the_temporary_directory_is_refused(home, tmp_path, trap):
 def test_a_temporary_directory_of_another_user_is_refused(home, tmp_path, monkeypatch):
     (home / ".local").write_text("")
     monkeypatch.setattr(os, "geteuid", lambda: 4242)
-    with pytest.raises(PDConfigError, match="uid 4242"):
+    with pytest.raises(PDConfigError, match="has to be a directory of uid 4242"):
         load_secret(None)
 
 
