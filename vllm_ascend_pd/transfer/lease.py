@@ -178,7 +178,7 @@ class LeaseTable:
                 return LeaseVerdict(held=False, state=lease.state.value)
             if rank in lease.verdicts:  # a late repeat from before its release; it must not prolong anything
                 return LeaseVerdict(held=False, state=LeaseState.RELEASED.value)
-            lease.deadline = max(lease.deadline, min(now + self._lease_s, lease.latest))
+            lease.deadline = min(now + self._lease_s, lease.latest)
             return _held(lease, now)
 
     def release(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int) -> LeaseVerdict:
