@@ -156,7 +156,7 @@ class HelloReply(msgspec.Struct, tag="hello_reply", frozen=True, kw_only=True):
 
 
 class LeaseVerdict(msgspec.Struct, tag="lease_verdict", frozen=True, kw_only=True):
-    """`held`: the lease was the reader's without a break until now. `state`: held, released, expired, unknown."""
+    """`held`: the lease was the reader's without a break until now. `state`: held, released, expired, cancelled, unknown."""
 
     held: bool
     state: str

@@ -43,7 +43,6 @@ class _Offer:
     handoff: Handoff
     reply: Callable[[LoadResult], object] | None
     came: float
-    peer: Peer | None = None
     refused: str = ""
 
 
@@ -73,7 +72,6 @@ class DecodeHalf:
         self._early: dict[str, _Offer] = {}
         self._early_local: OrderedDict[str, str] = OrderedDict()  # request id -> reason
         self._requests: dict[str, Any] = {}
-        self._peer_of: dict[str, Peer] = {}  # transfer id -> peer
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._drops: list[DropPeer] = []
         self._max_tokens_of: dict[str, int] = {}  # inline handoffs: they may cover less than the prompt
@@ -199,8 +197,8 @@ class DecodeHalf:
             self.wake()
             return
 
-        def resolved(peer: Peer | None, reason: str) -> None:
-            offer.peer, offer.refused = peer, reason
+        def resolved(_: Peer | None, reason: str) -> None:
+            offer.refused = reason
             self._inbox.append(offer)
             self.wake()
 
@@ -254,8 +252,6 @@ class DecodeHalf:
             else:
                 self.loads.compute_locally(offer.request_id, problem)
             return
-        assert offer.peer is not None
-        self._peer_of[offer.handoff.transfer_id] = offer.peer
         self.loads.offer(offer.request_id, offer.handoff, offer.reply)
 
     def _problem(self, request: Any, handoff: Handoff) -> str:
@@ -269,8 +265,10 @@ class DecodeHalf:
     def _plan(self, load: Load) -> PullTask | None:
         handoff = load.handoff
         assert handoff is not None
-        peer = self._peer_of.pop(handoff.transfer_id)
         try:
+            peer = self.peers.known(handoff)
+            if peer is None:
+                raise PlanError(f"engine {handoff.engine_id} of this handoff has been replaced")
             check_coverage(handoff, load.end_token)
             pulls = plan_pulls(
                 self._block_sizes, handoff.block_ids, load.dst_block_ids, load.start_token, load.end_token
@@ -312,7 +310,6 @@ class DecodeHalf:
             offer.reply(LoadResult(outcome="gone", reason="the request has ended"))
 
     def _give_back(self, handoff: Handoff, moved: bool) -> None:
-        self._peer_of.pop(handoff.transfer_id, None)
         if moved:
             self._stats.count("transfers_empty")
         self.peers.give_back(handoff, moved)

@@ -182,10 +182,11 @@ class PrefillHalf:
         reply.send(Ack())
         self.wake_if_ended()
 
-    def tick(self) -> None:
-        """Expire what is due."""
+    def tick(self) -> float | None:
+        """Expire what is due; returns when the next one is."""
         self.leases.expire_due()
         self.wake_if_ended()
+        return self.leases.next_deadline()
 
     def wake_if_ended(self) -> None:
         """An idle engine must return blocks of ended leases to the pool."""

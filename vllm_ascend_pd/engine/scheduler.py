@@ -100,9 +100,8 @@ class SchedulerHalf:
             logger.info("pd prefill: control address %s:%d", self.config.advertise_host, server.peer_port)
         return server
 
-    def _tick(self) -> None:
-        if self.prefill is not None:
-            self.prefill.tick()
+    def _tick(self) -> float | None:
+        return self.prefill.tick() if self.prefill is not None else None
 
     # ---------------------------------------------------------------- engine thread
 

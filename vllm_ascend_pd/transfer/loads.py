@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from vllm_ascend_pd.plan.blocks import PlanError
 from vllm_ascend_pd.wire import Handoff, LoadResult
+
+
+MAX_ANSWERS = 4096
 
 
 class LoadState(enum.Enum):
@@ -111,6 +115,7 @@ class LoadTable:
         self._loads: dict[str, Load] = {}
         self._finished: list[Finished] = []
         self._to_start: list[Load] = []
+        self._answers: OrderedDict[str, LoadResult] = OrderedDict()  # by transfer id, of those that have ended
 
     # ---------------------------------------------------------------- queries
 
@@ -197,8 +202,17 @@ class LoadTable:
     # ---------------------------------------------------------------- the handoff's side
 
     def offer(self, request_id: str, handoff: Handoff, reply: Reply | None) -> None:
-        """A checked handoff for a request that is in this table."""
-        load = self._loads[request_id]
+        """A checked handoff. Asking again about a transfer joins it, or repeats its answer."""
+        load = self._loads.get(request_id)
+        if handoff.transfer_id in self._answers:  # the answer was lost: the same one again
+            if reply is not None:
+                reply(self._answers[handoff.transfer_id])
+            return
+        if load is None:
+            self._give_back(handoff, False)
+            if reply is not None:
+                reply(LoadResult(outcome="gone", reason="the request waits for nothing"))
+            return
         if load.handoff is not None and load.handoff.transfer_id == handoff.transfer_id:
             load.reply = reply or load.reply  # the same question again: the latest asker gets the answer
             return
@@ -304,6 +318,10 @@ class LoadTable:
             self._answer(load, LoadResult(outcome="gone", reason=reason))
 
     def _answer(self, load: Load, result: LoadResult) -> None:
+        if load.handoff is not None:
+            self._answers[load.handoff.transfer_id] = result
+            while len(self._answers) > MAX_ANSWERS:
+                self._answers.popitem(last=False)
         load.handoff = None
         reply, load.reply = load.reply, None
         if reply is not None:

@@ -174,6 +174,23 @@ def test_asking_again_about_the_same_transfer_joins_it(t):
     assert t.given_back == []
 
 
+def test_a_lost_answer_is_given_again_and_changes_nothing(t):
+    t.expect(), t.admit(), t.offer(), t.table.take_to_start()
+    t.answer(0), t.answer(1)
+    t.finished()
+    t.offer()
+    assert t.answers == [("t1", "loaded", ""), ("t1", "loaded", "")]
+    assert t.given_back == []
+
+
+def test_a_new_handoff_for_a_request_that_runs_is_given_back(t):
+    t.expect(), t.admit(), t.offer(), t.table.take_to_start()
+    t.answer(0), t.answer(1)
+    t.offer("t2")
+    assert t.given_back == [("t2", False)]
+    assert t.answers[-1] == ("t2", "gone", "the request waits for nothing")
+
+
 class AnyOrder(RuleBasedStateMachine):
     """Events in any order: reported at most once, never while a rank may still write, no lease forgotten."""
 
