@@ -156,7 +156,10 @@ class HelloReply(msgspec.Struct, tag="hello_reply", frozen=True, kw_only=True):
 
 
 class LeaseVerdict(msgspec.Struct, tag="lease_verdict", frozen=True, kw_only=True):
-    """`held`: the lease was the reader's without a break until now. `state`: held, released, expired, cancelled, unknown."""
+    """`held`: the lease was the reader's without a break until now.
+
+    `state`: held, released, expired, cancelled, unknown.
+    """
 
     held: bool
     state: str
@@ -195,6 +198,4 @@ class LoadResult(msgspec.Struct, tag="load_result", frozen=True, kw_only=True):
     pull_ms: float = 0.0
 
 
-Answer = (
-    Ack | Refused | HelloReply | LeaseVerdict | StatusReply | HealthReply | ConnectResult | LoadResult
-)
+Answer = Ack | Refused | HelloReply | LeaseVerdict | StatusReply | HealthReply | ConnectResult | LoadResult

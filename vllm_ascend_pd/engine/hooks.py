@@ -65,7 +65,7 @@ def merge_step_output(scheduler: Any, output: Any) -> Any:
     if half.decode is not None:
         finished = half.decode.step_ended([result for part in parts for result in part.rank_results])
     # 0.23.0 asks the scheduler half for stats only when a worker had some.
-    stats = None if hasattr(scheduler, "_handle_failed_recving") else half.stats.take()
+    stats = None if hasattr(scheduler, "_handle_failed_recving") else connector.get_kv_connector_stats()
     if not finished and stats is None:
         return output
     from vllm.v1.outputs import KVConnectorOutput

@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from vllm_ascend_pd.plan.blocks import PlanError
 from vllm_ascend_pd.wire import Handoff, LoadResult
 
-
 MAX_ANSWERS = 4096
 
 

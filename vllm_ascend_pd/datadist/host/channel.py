@@ -20,6 +20,7 @@ from vllm_ascend_pd.datadist.host.framing import (
     MAX_GREETING_BYTES,
     BadFrame,
     ChannelError,
+    ChannelTimeout,
     receive_frame,
     send_frame,
 )
@@ -53,7 +54,10 @@ def receive_message(
     sock: socket.socket, kind: type[MessageType], deadline: float, limit: int = MAX_FRAME_BYTES
 ) -> MessageType:
     """Receive one message of that kind. Raises ChannelError, BadFrame for anything else."""
-    message = decode_message(receive_frame(sock, deadline, limit))
+    try:
+        message = decode_message(receive_frame(sock, deadline, limit))
+    except ChannelTimeout as error:
+        raise ChannelTimeout(f"{error}, waiting for {kind.__name__}") from None
     if not isinstance(message, kind):
         raise BadFrame(f"{type(message).__name__} came, {kind.__name__} was expected")
     return message

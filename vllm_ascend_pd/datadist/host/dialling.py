@@ -81,8 +81,8 @@ class Dialler:
         except _Refused as error:
             status: LLMStatusCode = error.status
             text = str(error)
-        except (ChannelTimeout, TimeoutError):
-            status, text = LLMStatusCode.LLM_TIMEOUT, f"no answer within {timeout_ms} ms"
+        except (ChannelTimeout, TimeoutError) as error:
+            status, text = LLMStatusCode.LLM_TIMEOUT, f"no answer within {timeout_ms} ms: {error}"
         except NotAuthenticated as error:
             status, text = refused, f"{error}; is the secret the same on both sides?"
         except ChannelError as error:

@@ -23,8 +23,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.datadist.metadata import (
     DataDistWorkerMeta,
 )
 from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig
+from vllm_ascend_pd.engine.prometheus import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
-from vllm_ascend_pd.engine.stats import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.worker import WorkerHalf
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.logs import follow_vllm_logging
@@ -150,7 +150,8 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
     # ---------------------------------------------------------------- metrics
 
     def get_kv_connector_stats(self) -> DataDistStats | None:
-        return self.half.stats.take() if self.half is not None else None
+        data = self.half.stats.take() if self.half is not None else None
+        return DataDistStats(data=data) if data else None
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> DataDistStats:
