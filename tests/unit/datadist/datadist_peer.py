@@ -98,7 +98,7 @@ class Node:
         info.append_remote_ip_info("127.0.0.1", port)
         return info
 
-    def link(self, cluster_id: int, port: int, timeout: int = 3000) -> Any:
+    def link(self, cluster_id: int, port: int, timeout: int = 20_000) -> Any:
         return self.datadist.link_clusters([self.info(cluster_id, port)], timeout)[0]
 
     def unlink(self, cluster_id: int, port: int = 0, force: bool = True) -> Any:
