@@ -62,12 +62,17 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
 
 
 class LeaseRenew(msgspec.Struct, tag="lease_renew", frozen=True, kw_only=True):
-    """`rank` is about to read; asks that the lease lasts for one more full term. Answered by LeaseVerdict."""
+    """`rank` is about to read; asks that the lease lasts for one more full term. Answered by LeaseVerdict.
+
+    `reader` is the decode engine's epoch. The first one to ask is the only reader: a handoff that a router has given
+    to two decode engines is good for one of them.
+    """
 
     lease_id: str
     transfer_id: str
     rank: int
     num_ranks: int
+    reader: str = ""
 
 
 class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=True):
@@ -77,6 +82,7 @@ class LeaseRelease(msgspec.Struct, tag="lease_release", frozen=True, kw_only=Tru
     transfer_id: str
     rank: int
     num_ranks: int
+    reader: str = ""
 
 
 class CancelTransfer(msgspec.Struct, tag="cancel", frozen=True, kw_only=True):

@@ -169,11 +169,11 @@ class PrefillHalf:
 
     def on_renew(self, message: LeaseRenew, reply: Reply) -> None:
         """A reader is about to read."""
-        reply.send(self.leases.renew(message.lease_id, message.transfer_id, message.rank, message.num_ranks))
+        reply.send(self.leases.renew(*_reading(message)))
 
     def on_release(self, message: LeaseRelease, reply: Reply) -> None:
         """A reader has read its last byte."""
-        reply.send(self.leases.release(message.lease_id, message.transfer_id, message.rank, message.num_ranks))
+        reply.send(self.leases.release(*_reading(message)))
         self.wake_if_ended()
 
     def on_cancel(self, message: CancelTransfer, reply: Reply) -> None:
@@ -192,6 +192,10 @@ class PrefillHalf:
         """An idle engine must return blocks of ended leases to the pool."""
         if self.leases.has_ended():
             self.wake()
+
+
+def _reading(message: LeaseRenew | LeaseRelease) -> tuple[str, str, int, int, str]:
+    return message.lease_id, message.transfer_id, message.rank, message.num_ranks, message.reader
 
 
 def _refuse(field: str, ours: object, theirs: object) -> Refused:

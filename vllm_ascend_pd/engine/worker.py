@@ -128,6 +128,7 @@ class WorkerHalf:
         return PullContext(
             rank=self._rank,
             num_ranks=self._num_ranks,
+            reader=self._config.epoch,
             layout=layout,
             group_layers=[region_layers(layout, group.layers) for group in self._groups],
             caches=caches,

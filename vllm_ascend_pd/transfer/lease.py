@@ -60,6 +60,7 @@ class Lease:
     latest: float  # no renewal goes beyond this
     state: LeaseState = LeaseState.HELD
     num_ranks: int | None = None  # None until the first reader tells
+    reader: str | None = None  # likewise
     verdicts: dict[int, LeaseVerdict] = field(default_factory=dict)  # answers to release, by rank
 
 
@@ -166,11 +167,11 @@ class LeaseTable:
 
     # ---------------------------------------------------------------- control thread
 
-    def renew(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int) -> LeaseVerdict:
+    def renew(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int, reader: str = "") -> LeaseVerdict:
         """`rank` is about to read: one more full term, within the lease's longest life."""
         with self._lock:
             now = self._clock()
-            lease = self._find(lease_id, transfer_id, rank, num_ranks)
+            lease = self._find(lease_id, transfer_id, rank, num_ranks, reader)
             if lease is None:
                 return UNKNOWN
             self._expire_if_due(lease, now)
@@ -181,11 +182,11 @@ class LeaseTable:
             lease.deadline = min(now + self._lease_s, lease.latest)
             return _held(lease, now)
 
-    def release(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int) -> LeaseVerdict:
+    def release(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int, reader: str = "") -> LeaseVerdict:
         """`rank` has read its last byte. The first answer to a rank is the answer to all its repeats."""
         with self._lock:
             now = self._clock()
-            lease = self._find(lease_id, transfer_id, rank, num_ranks)
+            lease = self._find(lease_id, transfer_id, rank, num_ranks, reader)
             if lease is None:
                 return UNKNOWN
             if rank in lease.verdicts:
@@ -250,14 +251,19 @@ class LeaseTable:
 
     # ---------------------------------------------------------------- under the lock
 
-    def _find(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int) -> Lease | None:
-        """The lease, held or finished, if the question fits it; notes the number of readers when it is the first."""
+    def _find(self, lease_id: str, transfer_id: str, rank: int, num_ranks: int, reader: str) -> Lease | None:
+        """The lease, held or finished, if the question fits it; notes who reads when it is the first.
+
+        One decode engine reads: what a second one hears from `release` could be the first one's verdict.
+        """
         lease = self._held.get(lease_id) or self._finished.get(lease_id)
         if lease is None or lease.transfer_id != transfer_id or not 0 <= rank < num_ranks:
             return None
         if lease.num_ranks is None:
             lease.num_ranks = num_ranks
-        return lease if lease.num_ranks == num_ranks else None
+        if lease.reader is None:
+            lease.reader = reader
+        return lease if (lease.num_ranks, lease.reader) == (num_ranks, reader) else None
 
     def _unsigned_blocks(self) -> int:
         """Held, or ended and not yet given back to the pool."""

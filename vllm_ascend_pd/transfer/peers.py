@@ -206,6 +206,7 @@ class PeerTable:
                     transfer_id=handoff.transfer_id,
                     rank=rank,
                     num_ranks=self._num_ranks,
+                    reader=self._hello.epoch,
                 )
                 client.request(message, GIVE_BACK_TIMEOUT_S, GIVE_BACK_ATTEMPTS)
         except PDError as error:

@@ -43,6 +43,7 @@ class PullContext:
 
     rank: int
     num_ranks: int
+    reader: str  # this decode engine's epoch: what its leases are held by
     layout: CacheLayout
     group_layers: Sequence[Sequence[str]]
     caches: Sequence[Any]  # datadist Cache per model_id
@@ -134,7 +135,7 @@ def _execute(context: PullContext, task: PullTask) -> RankResult:
     started = time.monotonic()
     deadline = started + task.deadline_s
     client = context.client(task.control_host, task.control_port)
-    ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id}
+    ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id, "reader": context.reader}
     try:
         verdict = _ask(client, LeaseRenew(**ident, rank=context.rank, num_ranks=context.num_ranks))
         if not verdict.held:

@@ -42,8 +42,8 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     common = ("--pd-secret-file", str(secret_file), "--pd-listen", "127.0.0.1", "--pd-deadline", "30s")
     servers: list[Server] = []
 
-    def start(name: str, core: int, *arguments: str, fork: bool = True) -> Server:
-        server = start_server(name, folder, core, *arguments, fork=fork)
+    def start(name: str, core: int, *arguments: str, executor: str | None = "uni") -> Server:
+        server = start_server(name, folder, core, *arguments, executor=executor)
         servers.append(server)
         return server
 
@@ -51,9 +51,9 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
         first = start("prefill-0", 1, "--pd-role", "prefill", *common)
         second = start("prefill-1", 1, "--pd-role", "prefill", *common)
         urls = (first.url, second.url)
-        front = start(
-            "front", 0, "--pd-role", "decode", "--pd-prefill", *urls, *common, "--api-server-count", "2", fork=False
-        )
+        # As users start it: the default executor, and more than one API server.
+        asking = ("--pd-role", "decode", "--pd-prefill", *urls, "--api-server-count", "2")
+        front = start("front", 0, *asking, *common, executor=None)
         bare = start("bare", 0, "--pd-role", "decode", "--pd-require-remote-kv", *common)
         aggregated = start("aggregated", 0)
         deadline = time.monotonic() + START_TIMEOUT_S

@@ -196,9 +196,9 @@ def serve_command(*arguments: str, model: str = MODEL, max_model_len: int = MAX_
     ]
 
 
-def serve_env(core: int, fork: bool = True) -> dict[str, str]:
-    """One core each. With `fork` the engine core inherits the API server's imports, which halves the start."""
-    env = {
+def serve_env(core: int) -> dict[str, str]:
+    """One core each."""
+    return {
         "VLLM_CPU_OMP_THREADS_BIND": str(core % (os.cpu_count() or 1)),
         "OMP_NUM_THREADS": "1",
         "VLLM_NO_USAGE_STATS": "1",
@@ -206,7 +206,6 @@ def serve_env(core: int, fork: bool = True) -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "INFO",
         "PYTHONUNBUFFERED": "1",
     }
-    return env | ({"VLLM_WORKER_MULTIPROCESSING_METHOD": "fork"} if fork else {})
 
 
 def start_server(
@@ -214,14 +213,18 @@ def start_server(
     folder: Path,
     core: int,
     *arguments: str,
-    fork: bool = True,
+    executor: str | None = "uni",
     model: str = MODEL,
     env: dict[str, str] | None = None,
 ) -> Server:
-    """Start `vllm serve` on a free port; returns at once. `arguments` win over the defaults."""
+    """Start `vllm serve` on a free port; returns at once. `arguments` win over the defaults.
+
+    Upstream's default executor (None) has a worker process of its own, which imports everything once more.
+    """
     port = free_port()
-    command = serve_command("--port", str(port), *arguments, model=model)
-    return Server(name, command, port, folder, {**serve_env(core, fork), **(env or {})})
+    chosen = ("--distributed-executor-backend", executor) if executor else ()
+    command = serve_command("--port", str(port), *chosen, *arguments, model=model)
+    return Server(name, command, port, folder, {**serve_env(core), **(env or {})})
 
 
 def ensure_router() -> str:
