@@ -83,19 +83,21 @@ class DecodeHalf:
         params = request.kv_transfer_params or {}
         if not params.get("do_remote_prefill"):
             return
+        early = self._early.pop(request.request_id, None)
+        local_reason = self._early_local.pop(request.request_id, None)
         reason = not_carried(request)
         if reason is not None:
             logger.warning(
                 "request_id=%s prefills here: %s is not handed over by this release", request.request_id, reason
             )
             self._stats.fail(reason)
+            self._forget(request.request_id)
+            if early is not None:
+                self._refuse_gone(early)
             return
         watched = bool(params.get("pd_wait"))
-        deadline_ms = params.get("pd_deadline_ms") or self._config.deadline_ms
         self._requests[request.request_id] = request
-        self.loads.expect(request.request_id, self._clock() + float(deadline_ms) / 1000, watched)
-        early = self._early.pop(request.request_id, None)
-        local_reason = self._early_local.pop(request.request_id, None)
+        self.loads.expect(request.request_id, self._clock() + self._deadline_s(params), watched)
         if local_reason is not None:
             self.loads.compute_locally(request.request_id, local_reason)
         if early is not None:
@@ -125,6 +127,10 @@ class DecodeHalf:
         self.loads.request_ended(request_id)
         self._requests.pop(request_id, None)
         self._max_tokens_of.pop(request_id, None)
+        self._forget(request_id)
+
+    def _forget(self, request_id: str) -> None:
+        """What comes for this request from now on comes too late."""
         self._ended[request_id] = None
         while len(self._ended) > MAX_ENDED_IDS:
             self._ended.popitem(last=False)
@@ -145,10 +151,12 @@ class DecodeHalf:
         self.drain()
         for result in results:
             load = self.loads.get(result.request_id)
-            self.loads.rank_answered(result)
-            self._record(result, load)
+            try:
+                self._record(result, load, self.loads.rank_answered(result))
+            except Exception:  # on the engine's thread: at most this request is held up
+                logger.exception("request_id=%s: an answer of rank %d was lost", result.request_id, result.rank)
         for request_id in self.loads.expire_due(DEADLINE_GRACE_S):
-            logger.warning("request %s: no handoff within its deadline", request_id)
+            logger.warning("request_id=%s: no handoff within its deadline", request_id)
             self._stats.fail("deadline")
         return self.loads.take_finished()
 
@@ -161,7 +169,11 @@ class DecodeHalf:
             elif isinstance(item, ComputeLocally):
                 self._take_compute_locally(item)
             else:
-                self._take_offer(item)
+                try:
+                    self._take_offer(item)
+                except Exception as error:  # on the engine's thread: one request's handoff must not end all
+                    logger.exception("request_id=%s handoff not used", item.request_id)
+                    self._refuse(item, f"internal: {type(error).__name__}: {error}")
         now = self._clock()
         for request_id in [i for i, offer in self._early.items() if now - offer.came > EARLY_HANDOFF_S]:
             self._refuse_gone(self._early.pop(request_id))
@@ -213,8 +225,8 @@ class DecodeHalf:
             if handoff is None:
                 raise PlanError("handoff: kv_transfer_params has no pd_handoff; was the prefill served by this fork?")
             verify_handoff(handoff, self._secret)
-        except PDError as error:
-            logger.warning("request %s: %s", request.request_id, error)
+        except Exception as error:  # whatever a client wrote: this runs on the engine's thread
+            logger.warning("request_id=%s: %s", request.request_id, error)
             self._stats.fail(str(error))
             self.loads.compute_locally(request.request_id, str(error))
             return
@@ -232,27 +244,35 @@ class DecodeHalf:
 
     def _take_offer(self, offer: _Offer) -> None:
         request = self._requests.get(offer.request_id)
-        if request is None:
-            if offer.request_id in self._ended:
-                self._refuse_gone(offer)
-            else:
-                self._early[offer.request_id] = offer
-            return
         holder = self.loads.holder_of(offer.handoff.transfer_id)
-        is_taken = holder not in (None, offer.request_id)
-        taken = "duplicate: another request loads from this handoff" if is_taken else ""
-        problem = offer.refused or taken or self._problem(request, offer.handoff)
-        if problem:
-            logger.warning("request_id=%s handoff not used: %s", offer.request_id, problem)
-            self._stats.fail(problem)
-            if not offer.refused and not is_taken:  # giving back would end the other request's lease
+        if offer.refused:
+            self._refuse(offer, offer.refused)
+        elif holder == offer.request_id:  # asked again: joins the load, or gets the same answer
+            self.loads.offer(offer.request_id, offer.handoff, offer.reply)
+        elif holder is not None:  # giving back would end the other request's lease
+            self._refuse(offer, "duplicate: another request loads, or has loaded, from this handoff")
+        elif request is not None:
+            problem = self._problem(request, offer.handoff)
+            if problem:
                 self._give_back(offer.handoff, False)
-            if offer.reply is not None:
-                offer.reply(LoadResult(outcome="failed", reason=problem))
+                self._refuse(offer, problem)
             else:
-                self.loads.compute_locally(offer.request_id, problem)
-            return
-        self.loads.offer(offer.request_id, offer.handoff, offer.reply)
+                self.loads.offer(offer.request_id, offer.handoff, offer.reply)
+        elif offer.request_id in self._ended:
+            self._refuse_gone(offer)
+        else:
+            before = self._early.pop(offer.request_id, None)
+            if before is not None and before.handoff.transfer_id != offer.handoff.transfer_id:
+                self._refuse_gone(before)
+            self._early[offer.request_id] = offer
+
+    def _refuse(self, offer: _Offer, problem: str) -> None:
+        logger.warning("request_id=%s handoff not used: %s", offer.request_id, problem)
+        self._stats.fail(problem)
+        if offer.reply is not None:
+            offer.reply(LoadResult(outcome="failed", reason=problem))
+        else:
+            self.loads.compute_locally(offer.request_id, problem)
 
     def _problem(self, request: Any, handoff: Handoff) -> str:
         if handoff.layout != self._layout:
@@ -273,7 +293,9 @@ class DecodeHalf:
             pulls = plan_pulls(
                 self._block_sizes, handoff.block_ids, load.dst_block_ids, load.start_token, load.end_token
             )
-        except PlanError as error:
+        except Exception as error:
+            if not isinstance(error, PlanError):
+                logger.exception("request_id=%s cannot be planned", load.request_id)
             self._stats.fail("plan")
             self._give_back(handoff, False)
             self.loads.reject(load.request_id, f"plan: {error}")
@@ -291,23 +313,36 @@ class DecodeHalf:
             max(0.1, load.deadline - now),
         )
 
-    def _record(self, result: RankResult, load: Load | None) -> None:
-        if not result.ok:
-            self._stats.fail(result.reason)
-            logger.warning("request_id=%s transfer failed: %s", result.request_id, result.reason)
+    def _record(self, result: RankResult, load: Load | None, outcome: str | None) -> None:
+        """Bytes and seconds by rank, transfers and failures once for all ranks."""
+        if result.ok:
+            self._stats.count("bytes", result.num_bytes)
+            for stage in ("renew", "link", "pull", "release"):
+                self._stats.stage(stage, getattr(result, f"{stage}_s"))
+        else:
+            logger.warning(
+                "request_id=%s transfer failed on rank %d: %s", result.request_id, result.rank, result.reason
+            )
+        if load is None or outcome is None:
             return
-        self._stats.count("bytes", result.num_bytes)
-        for stage in ("renew", "link", "pull", "release"):
-            self._stats.stage(stage, getattr(result, f"{stage}_s"))
-        if load is not None and load.state is LoadState.ENDED and not load.aborted:
+        if outcome:
+            self._stats.fail(outcome)
+        else:
             self._stats.count("transfers")
             self._stats.count("tokens", load.num_tokens)
 
     def _refuse_gone(self, offer: _Offer) -> None:
-        if not offer.refused:
+        if not offer.refused and self.loads.holder_of(offer.handoff.transfer_id) in (None, offer.request_id):
             self._give_back(offer.handoff, False)
         if offer.reply is not None:
             offer.reply(LoadResult(outcome="gone", reason="the request has ended"))
+
+    def _deadline_s(self, params: dict[str, Any]) -> float:
+        """Ours in API servers; a rejected request comes with whatever its client wrote."""
+        asked = params.get("pd_deadline_ms")
+        if isinstance(asked, int) and 0 < asked < self._config.deadline_ms:
+            return asked / 1000
+        return self._config.deadline_s
 
     def _give_back(self, handoff: Handoff, moved: bool) -> None:
         if moved:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+WAITING_STATUS = "WAITING_FOR_REMOTE_KVS"
+
 
 def pd_connector(connector: Any) -> Any | None:
     """Our connector, itself or inside a MultiConnector; None when there is none."""
@@ -60,12 +62,14 @@ def merge_step_output(scheduler: Any, output: Any) -> Any:
         return output
     half = connector.half
     parts = list(_worker_metas(output))
-    half.worker_problems = tuple(p for part in parts for p in part.problems) or half.worker_problems
+    half.note_workers(parts)
     finished = []
     if half.decode is not None:
         finished = half.decode.step_ended([result for part in parts for result in part.rank_results])
     # 0.23.0 asks the scheduler half for stats only when a worker had some.
-    stats = None if hasattr(scheduler, "_handle_failed_recving") else connector.get_kv_connector_stats()
+    asks_itself = hasattr(scheduler, "_handle_failed_recving") or getattr(output, "kv_connector_stats", None)
+    stats = None if asks_itself else scheduler.connector.get_kv_connector_stats()
+    finished = [item for item in finished if _waits_for_word(scheduler, item.request_id)]
     if not finished and stats is None:
         return output
     from vllm.v1.outputs import KVConnectorOutput
@@ -74,12 +78,16 @@ def merge_step_output(scheduler: Any, output: Any) -> Any:
     output.kv_connector_stats = output.kv_connector_stats or stats
     output.finished_recving = set(output.finished_recving or ())
     for item in finished:
-        if item.request_id not in scheduler.requests:
-            continue
         output.finished_recving.add(item.request_id)
         if not item.ok and not item.aborted:
             _fail_load(scheduler, output, item.request_id)
     return output
+
+
+def _waits_for_word(scheduler: Any, request_id: str) -> bool:
+    """Upstream asserts this for every request that is named as received."""
+    request = scheduler.requests.get(request_id)
+    return request is not None and (request.status.name == WAITING_STATUS or request.is_finished())
 
 
 def _worker_metas(output: Any) -> Iterator[Any]:
@@ -94,8 +102,9 @@ def _fail_load(scheduler: Any, output: Any, request_id: str) -> None:
         output.failed_recving.add(request_id)
         return
     request = scheduler.requests[request_id]  # 0.23.0 has only the flag that its own block errors set
-    request.num_computed_tokens = 0
-    scheduler.failed_recving_kv_req_ids.add(request_id)
+    if request.status.name == WAITING_STATUS:  # else it was aborted meanwhile, and nobody would take the flag back
+        request.num_computed_tokens = 0
+        scheduler.failed_recving_kv_req_ids.add(request_id)
 
 
 def skipped_block_remover(scheduler: Any, request: Any) -> Callable[..., Any]:

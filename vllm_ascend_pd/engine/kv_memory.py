@@ -97,6 +97,11 @@ def _take(kv_cache_config: Any, num_bytes: int) -> Any:
         )
         _current = (kv_cache_config, arena, 0)
     config, arena, used = _current
+    if used + num_bytes > arena.num_bytes:
+        raise PDConfigError(
+            f"--pd-role: a KV cache tensor of {num_bytes} bytes was asked for where {arena.num_bytes - used} are left: "
+            "this release of vLLM allocates KV caches in a way that this release does not know"
+        )
     _current = (config, arena, used + _align(num_bytes))
     return arena.as_tensor()[used : used + num_bytes]
 

@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 
 # Leases that nobody signed for (external routers) may hold this share of the KV blocks.
 UNSIGNED_SHARE = 0.5
+MAX_SEEN_PEERS = 256
 # Request statuses with which a one-token prefill ends well.
 _GOOD_ENDS = ("FINISHED_LENGTH_CAPPED", "FINISHED_STOPPED")
 
@@ -80,13 +81,21 @@ class PrefillHalf:
         params = request.kv_transfer_params or {}
         if not params.get("do_remote_decode") or request.status.name not in _GOOD_ENDS:
             return None
+        try:
+            return self._lease(request, params, block_ids)
+        except Exception:  # on the engine's thread: one answer goes without a handoff, the engine goes on
+            logger.exception("request_id=%s gets no lease", request.request_id)
+            self._stats.count("leases_denied")
+            return None
+
+    def _lease(self, request: Any, params: dict[str, Any], block_ids: Sequence[Sequence[int]]) -> dict[str, Any] | None:
         reason = not_carried(request)
         if reason is not None:
             logger.warning("no lease for request %s: %s is not handed over by this release", request.request_id, reason)
             self._stats.count("leases_denied")
             return None
         transfer_id = str(params.get("pd_transfer_id") or "")
-        signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", transfer_id.encode())
+        signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", transfer_id.encode("utf-8", "replace"))
         if not signed:  # what an unknown client calls its transfer is not ours to use
             transfer_id = self._own_transfer_id(request.request_id)
         return self._grant(request, block_ids, transfer_id, signed)
@@ -157,7 +166,10 @@ class PrefillHalf:
             )
             reply.send(_refuse(first.field, first.ours, first.theirs))
             return
+        self.seen_peers.pop(message.engine_id, None)
         self.seen_peers[message.engine_id] = message.epoch
+        if len(self.seen_peers) > MAX_SEEN_PEERS:  # every restart of a decode engine is another one
+            self.seen_peers.pop(next(iter(self.seen_peers)))
         reply.send(
             HelloReply(
                 engine_id=self._config.engine_id,

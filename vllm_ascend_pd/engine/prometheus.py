@@ -69,8 +69,8 @@ class DataDistPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         )
         self._stages = histogram(
             name="vllm:pd_stage_seconds",
-            documentation="Seconds per stage of a transfer: wait (admitted, no handoff yet), renew, link, pull, "
-            "release (decode).",
+            documentation="Seconds per stage of a transfer: wait (from the request's arrival until its pull is "
+            "given to the workers), renew, link, pull, release (each rank's own) (decode).",
             buckets=STAGE_BUCKETS,
             labelnames=[*labelnames, "stage"],
         )

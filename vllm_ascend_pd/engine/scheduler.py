@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class SchedulerHalf:
         self.config = config
         self.stats = StatsRecorder()
         self.worker_problems: tuple[str, ...] = ()
+        self._links: dict[int, list[int]] = {}  # decode: rank -> linked cluster ids, as of the last step
         self._pool: Any = None
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
@@ -122,6 +123,13 @@ class SchedulerHalf:
         assert half is not None
         half.wake = wake
 
+    def note_workers(self, metas: Iterable[Any]) -> None:
+        """What the ranks say of themselves with a step. A dead thread stays dead: its rank repeats it every time."""
+        for meta in metas:
+            if meta.problems:
+                self.worker_problems = tuple(meta.problems)
+            self._links = {**self._links, **meta.links}
+
     def drain(self) -> None:
         """Take in what other threads left; called on the engine thread."""
         if self.prefill is not None:
@@ -181,7 +189,20 @@ class SchedulerHalf:
                 {"engine_id": p.engine_id, "epoch": p.epoch, "host": p.host, "port": p.port}
                 for p in self.decode.peers.peers()
             ]
+            status["links"] = self._describe_links(self.decode.peers)
         return status
+
+    def _describe_links(self, peers: PeerTable) -> list[dict[str, Any]]:
+        """Data links of our ranks, made and not dropped; those of a peer that has been replaced by cluster id only."""
+        known = {rank.cluster_id: (peer, rank) for peer in peers.peers() for rank in peer.ranks}
+        links: list[dict[str, Any]] = []
+        for tp_rank, cluster_ids in sorted(self._links.items()):
+            for cluster_id in cluster_ids:
+                links.append({"tp_rank": tp_rank, "cluster_id": cluster_id})
+                if cluster_id in known:
+                    peer, rank = known[cluster_id]
+                    links[-1] |= {"engine_id": peer.engine_id, "host": rank.host, "port": rank.port}
+        return links
 
     def close(self) -> None:
         """Stop the threads."""

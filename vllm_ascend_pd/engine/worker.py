@@ -18,6 +18,7 @@ from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.engine.caches import describe_groups, describe_regions, region_layers
 from vllm_ascend_pd.plan.layout import CacheLayout
 from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.links import LinkTable
 from vllm_ascend_pd.transfer.loads import RankResult
 from vllm_ascend_pd.transfer.puller import PullContext, PullWorkers
@@ -39,6 +40,8 @@ class WorkerHalf:
         self._groups = describe_groups(kv_cache_config)
         self._datadist: Any = None
         self._pulls: PullWorkers | None = None
+        self._links: LinkTable | None = None
+        self._told_links: list[int] = []
         self.address: RankAddress | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -95,6 +98,14 @@ class WorkerHalf:
         """Answers of finished tasks; never blocks."""
         return self._pulls.take_answers() if self._pulls is not None else []
 
+    def take_links(self) -> dict[int, list[int]]:
+        """The cluster ids that this rank is linked with, by its rank, when they have changed since the last call."""
+        linked = self._links.cluster_ids if self._links is not None else []
+        if linked == self._told_links:
+            return {}
+        self._told_links = linked
+        return {self._rank: linked}
+
     def problems(self) -> list[str]:
         """Sentences for /health."""
         dead = self._pulls.dead_threads() if self._pulls is not None else []
@@ -125,6 +136,7 @@ class WorkerHalf:
         return result
 
     def _context(self, module: Any, layout: CacheLayout, caches: list[Any], manager: Any, host: str) -> PullContext:
+        self._links = LinkTable(self._datadist, module, host)
         return PullContext(
             rank=self._rank,
             num_ranks=self._num_ranks,
@@ -133,9 +145,9 @@ class WorkerHalf:
             group_layers=[region_layers(layout, group.layers) for group in self._groups],
             caches=caches,
             manager=manager,
-            links=LinkTable(self._datadist, module, host),
-            secret=self._secret,
+            links=self._links,
             module=module,
+            clients=ClientTable(self._secret),
         )
 
 

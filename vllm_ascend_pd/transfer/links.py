@@ -53,11 +53,14 @@ class LinkTable:
                 return
             timeout_ms = min(LINK_TIMEOUT_MS, int((deadline - time.monotonic()) * 1000))
             if timeout_ms <= 0:
-                raise LinkFailedError(f"link to {peer.host}:{peer.port}: the deadline has passed")
+                raise LinkFailedError(f"link: to {peer.host}:{peer.port}: the deadline has passed")
             codes = self._module.LLMStatusCode
-            _, (code,) = self._datadist.link_clusters([self._cluster(peer)], timeout_ms)
+            try:
+                _, (code,) = self._datadist.link_clusters([self._cluster(peer)], timeout_ms)
+            except self._module.LLMException as error:
+                raise LinkFailedError(f"link: to {peer.host}:{peer.port} (rank {peer.tp_rank}): {error}") from error
             if code not in (codes.LLM_SUCCESS, codes.LLM_ALREADY_LINK):
-                raise LinkFailedError(f"link to {peer.host}:{peer.port} (rank {peer.tp_rank}): {code!s}")
+                raise LinkFailedError(f"link: to {peer.host}:{peer.port} (rank {peer.tp_rank}): {code!s}")
             with self._guard:
                 self._linked.add(peer.cluster_id)
 

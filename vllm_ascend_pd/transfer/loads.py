@@ -9,6 +9,7 @@ come in: that is what keeps blocks that a posted pull may still write out of the
 from __future__ import annotations
 
 import enum
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from dataclasses import dataclass, field
 
 from vllm_ascend_pd.plan.blocks import PlanError
 from vllm_ascend_pd.wire import Handoff, LoadResult
+
+logger = logging.getLogger(__name__)
 
 MAX_ANSWERS = 4096
 
@@ -114,7 +117,8 @@ class LoadTable:
         self._loads: dict[str, Load] = {}
         self._finished: list[Finished] = []
         self._to_start: list[Load] = []
-        self._answers: OrderedDict[str, LoadResult] = OrderedDict()  # by transfer id, of those that have ended
+        # By transfer id, of those that have ended: the request that had the handoff, and what its asker was told.
+        self._answers: OrderedDict[str, tuple[str, LoadResult]] = OrderedDict()
 
     # ---------------------------------------------------------------- queries
 
@@ -123,17 +127,19 @@ class LoadTable:
         return self._loads.get(request_id)
 
     def holder_of(self, transfer_id: str) -> str | None:
-        """The request that has, or is pulling from, the handoff of this transfer."""
+        """The request that has, or has had, the handoff of this transfer: it serves one request, once."""
         for load in self._loads.values():
             if load.handoff is not None and load.handoff.transfer_id == transfer_id:
                 return load.request_id
-        return None
+        return self._answers[transfer_id][0] if transfer_id in self._answers else None
 
     def counts(self) -> dict[str, int]:
-        """Loads by state, for /pd/status."""
+        """Loads by state, for /pd/status. Any thread: counts a copy, as the engine thread goes on meanwhile."""
         counts = {state.value: 0 for state in LoadState if state is not LoadState.ENDED}
-        for load in self._loads.values():
-            counts[load.state.value] += 1
+        for load in list(self._loads.values()):
+            state = load.state
+            if state is not LoadState.ENDED:
+                counts[state.value] += 1
         return counts
 
     def take_finished(self) -> list[Finished]:
@@ -175,6 +181,7 @@ class LoadTable:
         if load is None:
             return
         load.aborted = True
+        self._unpost(load)
         if load.state is LoadState.PULLING:
             return
         was_admitted = load.state is LoadState.ADMITTED
@@ -188,6 +195,7 @@ class LoadTable:
         load = self._loads.get(request_id)
         if load is None or load.state in (LoadState.LOCAL, LoadState.NOTHING):
             return False
+        self._unpost(load)
         if load.state is LoadState.PULLING:
             load.local_reason = reason
             return True
@@ -205,12 +213,12 @@ class LoadTable:
         load = self._loads.get(request_id)
         if handoff.transfer_id in self._answers:  # the answer was lost: the same one again
             if reply is not None:
-                reply(self._answers[handoff.transfer_id])
+                _tell(reply, self._answers[handoff.transfer_id][1])
             return
         if load is None:
             self._give_back(handoff, False)
             if reply is not None:
-                reply(LoadResult(outcome="gone", reason="the request waits for nothing"))
+                _tell(reply, LoadResult(outcome="gone", reason="the request waits for nothing"))
             return
         if load.handoff is not None and load.handoff.transfer_id == handoff.transfer_id:
             load.reply = reply or load.reply  # the same question again: the latest asker gets the answer
@@ -218,7 +226,7 @@ class LoadTable:
         if load.state is LoadState.LOCAL or load.state is LoadState.PULLING or load.aborted:
             self._give_back(handoff, False)
             if reply is not None:
-                reply(LoadResult(outcome="gone", reason=f"the request is {load.state.value}"))
+                _tell(reply, LoadResult(outcome="gone", reason=f"the request is {load.state.value}"))
             return
         self._drop_handoff(load, "replaced by a newer attempt")
         load.handoff, load.reply = handoff, reply
@@ -233,23 +241,26 @@ class LoadTable:
         if load is not None and load.handoff is not None and load.state is not LoadState.LOCAL:
             self._fail(load, reason)
 
-    def rank_answered(self, result: RankResult) -> None:
-        """One rank's part is over. A repeat, or an answer to an older attempt, changes nothing."""
+    def rank_answered(self, result: RankResult) -> str | None:
+        """One rank's part is over. A repeat, or an answer to an older attempt, changes nothing.
+
+        Returns None while ranks are missing; after the last one why the load failed, or "" when its bytes are used.
+        """
         load = self._loads.get(result.request_id)
         if load is None or load.state is not LoadState.PULLING or load.handoff is None:
-            return
+            return None
         if load.handoff.transfer_id != result.transfer_id:
-            return
+            return None
         load.results.setdefault(result.rank, result)
         if len(load.results) < self._num_ranks:
-            return
+            return None
         bad = [r for r in load.results.values() if not r.ok]
-        if bad:
-            self._fail(load, bad[0].reason)
-        elif load.local_reason and not load.aborted:
-            self._fail(load, load.local_reason)
+        reason = bad[0].reason or "failed" if bad else "aborted" if load.aborted else load.local_reason
+        if bad or (reason and not load.aborted):
+            self._fail(load, reason)
         else:
             self._succeed(load)
+        return reason
 
     def expire_due(self, grace_s: float) -> list[str]:
         """Loads whose deadline has passed by `grace_s` without a handoff end here (the API server's own deadline
@@ -276,6 +287,12 @@ class LoadTable:
             load.results = {}
             self._move(load, LoadState.PULLING)
             self._to_start.append(load)
+
+    def _unpost(self, load: Load) -> None:
+        """Its tasks have not been taken: no worker may write, and nobody has to be waited for."""
+        if any(other is load for other in self._to_start):
+            self._to_start = [other for other in self._to_start if other is not load]
+            self._move(load, LoadState.ADMITTED)
 
     def _finish_nothing(self, load: Load) -> None:
         assert load.handoff is not None
@@ -318,17 +335,25 @@ class LoadTable:
 
     def _answer(self, load: Load, result: LoadResult) -> None:
         if load.handoff is not None:
-            self._answers[load.handoff.transfer_id] = result
+            self._answers[load.handoff.transfer_id] = load.request_id, result
             while len(self._answers) > MAX_ANSWERS:
                 self._answers.popitem(last=False)
         load.handoff = None
         reply, load.reply = load.reply, None
         if reply is not None:
-            reply(result)
+            _tell(reply, result)
 
     def _end(self, load: Load) -> None:
         self._move(load, LoadState.ENDED)
         self._loads.pop(load.request_id, None)
+
+
+def _tell(reply: Reply, result: LoadResult) -> None:
+    """An answer that cannot be sent must not stop a transition half way: its blocks would be held for ever."""
+    try:
+        reply(result)
+    except Exception:
+        logger.exception("an answer to an API server was not sent")
 
 
 def check_coverage(handoff: Handoff, end_token: int) -> None:

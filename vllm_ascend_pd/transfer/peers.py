@@ -12,16 +12,18 @@ import logging
 import queue
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ascend_pd.control.client import ControlClient
-from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.handshake import compare
 from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.wire import (
     WIRE_VERSION,
+    Answer,
     CancelTransfer,
     ConnectResult,
     Handoff,
@@ -37,6 +39,7 @@ logger = logging.getLogger(__name__)
 HELLO_TIMEOUT_S = 5.0
 GIVE_BACK_TIMEOUT_S = 5.0
 GIVE_BACK_ATTEMPTS = 3
+MAX_PEERS = 64  # a prefill engine that comes back elsewhere is another one; one that was forgotten is asked again
 IDLE_BEAT_S = 0.5
 
 Address = tuple[str, int]
@@ -64,7 +67,7 @@ class PeerTable:
 
     Args:
         record: this side's handshake record.
-        on_epoch_change: called (peers thread) with the ranks of an engine that has been replaced.
+        on_epoch_change: called (peers thread) with an engine that has been replaced, or was forgotten.
     """
 
     def __init__(
@@ -78,12 +81,11 @@ class PeerTable:
     ) -> None:
         self._hello = Hello(wire_version=WIRE_VERSION, engine_id=engine_id, epoch=epoch, record=record)
         self._record = record
-        self._secret = secret
         self._num_ranks = num_ranks
         self._on_epoch_change = on_epoch_change
         self._lock = threading.Lock()
-        self._peers: dict[Address, Peer] = {}
-        self._clients: dict[Address, ControlClient] = {}
+        self._peers: OrderedDict[Address, Peer] = OrderedDict()  # the least recently used first
+        self._clients = ClientTable(secret)
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self.last_beat = time.monotonic()
         self._thread = threading.Thread(target=self._run, name="pd-peers", daemon=True)
@@ -102,9 +104,10 @@ class PeerTable:
         """The peer that made this handoff, if its handshake is done."""
         with self._lock:
             peer = self._peers.get((handoff.host, handoff.port))
-        if peer is None or (peer.engine_id, peer.epoch) != (handoff.engine_id, handoff.epoch):
-            return None
-        return peer
+            if peer is None or (peer.engine_id, peer.epoch) != (handoff.engine_id, handoff.epoch):
+                return None
+            self._peers.move_to_end((handoff.host, handoff.port))
+            return peer
 
     def connect(self, host: str, port: int, done: Callable[[ConnectResult], object]) -> None:
         """Do the handshake (again) in the background and tell the outcome."""
@@ -133,14 +136,14 @@ class PeerTable:
 
     def give_back(self, handoff: Handoff, moved: bool) -> None:
         """End a lease that will not be read: released by all ranks when there was nothing to move, else cancelled."""
-        self._jobs.put(_Job(lambda: self._give_back(handoff, moved), f"release of {handoff.lease_id}"))
+        asked = time.monotonic()
+        self._jobs.put(_Job(lambda: self._give_back(handoff, moved, asked), f"release of {handoff.lease_id}"))
 
     def close(self) -> None:
         """Finish queued jobs, then join."""
         self._jobs.put(None)
         self._thread.join(timeout=10)
-        for client in self._clients.values():
-            client.close()
+        self._clients.close()
 
     # ---------------------------------------------------------------- peers thread
 
@@ -158,18 +161,15 @@ class PeerTable:
             except Exception:
                 logger.exception("%s failed", job.what)
 
-    def _client(self, address: Address) -> ControlClient:
-        if address not in self._clients:
-            host, port = address
-            literal = f"[{host}]" if ":" in host else host
-            self._clients[address] = ControlClient(f"tcp://{literal}:{port}", self._secret)
-        return self._clients[address]
-
     def _shake(self, address: Address) -> ConnectResult:
         try:
-            answer = self._client(address).request(self._hello, HELLO_TIMEOUT_S, 2)
-        except PDError as error:
+            return self._compare(address, self._clients.get(*address).request(self._hello, HELLO_TIMEOUT_S, 2))
+        except Exception as error:  # whoever waits for this has to hear of it
+            if not isinstance(error, PDError):
+                logger.exception("handshake with %s:%d", *address)
             return ConnectResult(outcome="unreachable", detail=str(error))
+
+    def _compare(self, address: Address, answer: Answer) -> ConnectResult:
         if isinstance(answer, Refused):
             return ConnectResult(outcome="refused", refused=answer)
         if not isinstance(answer, HelloReply):
@@ -187,15 +187,22 @@ class PeerTable:
             return ConnectResult(outcome="refused", refused=refused)
         peer = Peer(answer.engine_id, answer.epoch, *address, answer.ranks)
         with self._lock:
-            old = self._peers.get(address)
+            gone = [self._peers.pop(address)] if address in self._peers else []
             self._peers[address] = peer
-        if old is not None and (old.engine_id, old.epoch) != (peer.engine_id, peer.epoch):
-            self._on_epoch_change(old)
+            if len(self._peers) > MAX_PEERS:
+                gone.append(self._peers.popitem(last=False)[1])
+        for old in gone:
+            if (old.engine_id, old.epoch) != (peer.engine_id, peer.epoch):
+                self._on_epoch_change(old)
         logger.info("prefill engine %s (epoch %s) at %s:%d agreed", peer.engine_id, peer.epoch, *address)
         return ConnectResult(outcome="linked", engine_id=peer.engine_id, epoch=peer.epoch)
 
-    def _give_back(self, handoff: Handoff, moved: bool) -> None:
-        client = self._client((handoff.host, handoff.port))
+    def _give_back(self, handoff: Handoff, moved: bool, asked: float) -> None:
+        address = handoff.host, handoff.port
+        if self._clients.was_silent_since(*address, asked):
+            logger.debug("lease %s is left to expire: %s:%d is silent", handoff.lease_id, *address)
+            return
+        client = self._clients.get(*address)
         try:
             if not moved:
                 client.request(CancelTransfer(transfer_id=handoff.transfer_id), GIVE_BACK_TIMEOUT_S, GIVE_BACK_ATTEMPTS)
@@ -209,5 +216,6 @@ class PeerTable:
                     reader=self._hello.epoch,
                 )
                 client.request(message, GIVE_BACK_TIMEOUT_S, GIVE_BACK_ATTEMPTS)
-        except PDError as error:
+        except PDUnreachableError as error:
+            self._clients.note_silence(*address)
             logger.warning("lease %s was not given back (it will expire): %s", handoff.lease_id, error)

@@ -12,13 +12,13 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_ascend_pd.control.client import ControlClient
-from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.plan.layout import CacheLayout
-from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.links import LinkTable
 from vllm_ascend_pd.transfer.loads import RankResult
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 CONTROL_TIMEOUT_S = 5.0
 CONTROL_ATTEMPTS = 3
+QUIET_TIMEOUT_S = 1.0
 # One call moves at most this much, so that a deadline or a shutdown is seen between calls.
 SLICE_BYTES = 256 << 20
 IDLE_BEAT_S = 0.5
@@ -49,18 +50,8 @@ class PullContext:
     caches: Sequence[Any]  # datadist Cache per model_id
     manager: Any  # datadist CacheManager
     links: LinkTable
-    secret: Secret
     module: Any  # the datadist implementation's names
-    clients: dict[tuple[str, int], ControlClient] = field(default_factory=dict)
-    clients_lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def client(self, host: str, port: int) -> ControlClient:
-        """The control connection to one prefill engine core, made once."""
-        with self.clients_lock:
-            if (host, port) not in self.clients:
-                literal = f"[{host}]" if ":" in host else host
-                self.clients[host, port] = ControlClient(f"tcp://{literal}:{port}", self.secret)
-            return self.clients[host, port]
+    clients: ClientTable
 
 
 class PullWorkers:
@@ -68,7 +59,7 @@ class PullWorkers:
 
     def __init__(self, context: PullContext, num_threads: int = 2) -> None:
         self._context = context
-        self._tasks: queue.SimpleQueue[PullTask | DropPeer | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[float, PullTask | DropPeer] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[RankResult] = queue.SimpleQueue()
         self._stopping = threading.Event()
         self.beats: dict[str, float] = {}
@@ -80,7 +71,7 @@ class PullWorkers:
 
     def submit(self, task: PullTask | DropPeer) -> None:
         """Queue a task; returns at once."""
-        self._tasks.put(task)
+        self._tasks.put((time.monotonic(), task))
 
     def take_answers(self) -> list[RankResult]:
         """Answers since the last call; never blocks."""
@@ -104,39 +95,48 @@ class PullWorkers:
             self._tasks.put(None)
         for thread in self._threads:
             thread.join(timeout=10)
-        for client in self._context.clients.values():
-            client.close()
+        self._context.clients.close()
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             self.beats[threading.current_thread().name] = time.monotonic()
             try:
-                task = self._tasks.get(timeout=IDLE_BEAT_S)
+                item = self._tasks.get(timeout=IDLE_BEAT_S)
             except queue.Empty:
                 continue
-            if task is None:
+            if item is None:
                 return
+            submitted, task = item
             if isinstance(task, DropPeer):
-                self._context.links.drop(task.cluster_ids)
+                self._drop(task)
                 continue
             try:
-                result = _execute(self._context, task)
+                result = _execute(self._context, task, submitted)
             except Exception as error:  # a rank that does not answer would hold the request's blocks for ever
-                logger.exception("pull of %s failed unexpectedly", task.request_id)
+                logger.exception("request_id=%s: the pull failed unexpectedly", task.request_id)
                 result = _failed(self._context.rank, task, f"{type(error).__name__}: {error}")
             self._answers.put(result)
+
+    def _drop(self, task: DropPeer) -> None:
+        try:
+            self._context.links.drop(task.cluster_ids)
+        except Exception:  # the thread has other pulls to do
+            logger.exception("links of a prefill engine that has ended were not dropped")
 
 
 def _failed(rank: int, task: PullTask, reason: str) -> RankResult:
     return RankResult(task.request_id, task.transfer_id, rank, False, reason)
 
 
-def _execute(context: PullContext, task: PullTask) -> RankResult:
-    started = time.monotonic()
-    deadline = started + task.deadline_s
-    client = context.client(task.control_host, task.control_port)
+def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResult:
+    started, deadline = time.monotonic(), submitted + task.deadline_s
+    if context.clients.was_silent_since(task.control_host, task.control_port, submitted):
+        return _failed(context.rank, task, "unreachable: its prefill engine did not answer another pull meanwhile")
+    client = context.clients.get(task.control_host, task.control_port)
     ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id, "reader": context.reader}
     try:
+        if started > deadline:  # it stood in the queue for so long
+            raise PullFailedError("deadline: it had passed before the pull began")
         verdict = _ask(client, LeaseRenew(**ident, rank=context.rank, num_ranks=context.num_ranks))
         if not verdict.held:
             return _failed(context.rank, task, f"lease_{verdict.state}")
@@ -145,6 +145,9 @@ def _execute(context: PullContext, task: PullTask) -> RankResult:
         pulled = time.monotonic()
         # The lease has to have been ours until after the last byte; only its owner can say so.
         verdict = _ask(client, LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks))
+    except PDUnreachableError as error:  # asking once more would only hold up other pulls
+        context.clients.note_silence(task.control_host, task.control_port)
+        return _failed(context.rank, task, f"unreachable: {error}")
     except PDError as error:
         _release_quietly(client, ident, context)
         return _failed(context.rank, task, str(error))
@@ -174,7 +177,7 @@ def _ask(client: ControlClient, message: LeaseRenew | LeaseRelease) -> LeaseVerd
 def _release_quietly(client: ControlClient, ident: dict[str, str], context: PullContext) -> None:
     """After a failed pull P need not wait for the lease to expire; nobody reads these blocks any more."""
     try:
-        client.request(LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks), CONTROL_TIMEOUT_S, 1)
+        client.request(LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks), QUIET_TIMEOUT_S, 1)
     except PDError as error:
         logger.debug("release after a failed pull: %s", error)
 

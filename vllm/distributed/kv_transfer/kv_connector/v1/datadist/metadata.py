@@ -28,11 +28,14 @@ class DataDistWorkerMeta(KVConnectorWorkerMetadata):
 
     rank_results: list[RankResult] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    links: dict[int, list[int]] = field(default_factory=dict)  # rank -> linked cluster ids, when they have changed
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Answers of both."""
         assert isinstance(other, DataDistWorkerMeta)
-        return DataDistWorkerMeta(self.rank_results + other.rank_results, self.problems + other.problems)
+        return DataDistWorkerMeta(
+            self.rank_results + other.rank_results, self.problems + other.problems, {**self.links, **other.links}
+        )
 
 
 @dataclass
