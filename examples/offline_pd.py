@@ -22,7 +22,7 @@ PROMPTS = ["What is the largest animal in the world?", "Q: What is the capital o
 
 
 def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> None:
-    """Answer (prompts, max_tokens, params per prompt) with (text, token ids, cached tokens, params) until None comes."""
+    """Answer (prompts, max_tokens, params per prompt) with (text, cached tokens, params) each, until None comes."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     from vllm import LLM, SamplingParams
@@ -44,9 +44,7 @@ def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> Non
             for one in params
         ]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        pipe.send(
-            [(o.outputs[0].text, o.outputs[0].token_ids, o.num_cached_tokens, o.kv_transfer_params) for o in outputs]
-        )
+        pipe.send([(o.outputs[0].text, o.num_cached_tokens, o.kv_transfer_params) for o in outputs])
 
 
 class Engine:
@@ -94,7 +92,7 @@ def find_model(argument: str | None) -> str:
 
 
 def main() -> None:
-    """Both legs of two prompts, then the same from a prefill-decode pair's decode side alone."""
+    """Both legs of two prompts."""
     parser = argparse.ArgumentParser(description="Prefill and decode offline, two-phase by hand.")
     parser.add_argument("--model", help="model folder or name; default: the demo model's cache")
     parser.add_argument("--max-tokens", type=int, default=24)
@@ -108,9 +106,8 @@ def main() -> None:
         decode.wait()
         first_legs = prefill.generate(PROMPTS, 1, [{"do_remote_decode": True}] * len(PROMPTS))
         handoffs = [params for *_, params in first_legs]
-        for prompt, (text, _, cached, _) in zip(
-            PROMPTS, decode.generate(PROMPTS, arguments.max_tokens, handoffs), strict=True
-        ):
+        answers = decode.generate(PROMPTS, arguments.max_tokens, handoffs)
+        for prompt, (text, cached, _) in zip(PROMPTS, answers, strict=True):
             print(f"{prompt!r}\n  -> {text!r}\n     {cached} prompt tokens were not computed by the decode engine")
     finally:
         prefill.close()

@@ -147,6 +147,10 @@ class Engine:
             return str(error)
         raise AssertionError(f"{self.name} started, it should have refused")
 
+    def is_alive(self) -> bool:
+        """Whether its socket is open."""
+        return self._thread.is_alive()
+
     def kill(self) -> None:
         """kill -9, and nothing else."""
         os.kill(self.pid, signal.SIGKILL)

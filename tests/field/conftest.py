@@ -17,21 +17,48 @@ POOL_BLOCKS = 128
 SMALL_POOL_BYTES = POOL_BLOCKS * 4 * (16 << 10)
 
 
+class PairKeeper:
+    """Starts the shared pair when first wanted, and anew after a test that broke it."""
+
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
+        self._pair: Pair | None = None
+
+    def get(self) -> Pair:
+        """The pair, with empty prefix caches."""
+        if self._pair is not None and not all(engine.is_alive() for engine in self._pair.engines()):
+            self.drop()
+        if self._pair is None:
+            self._pair = start_pair(self._zygote, MODEL, kv_cache_memory_bytes=SMALL_POOL_BYTES)
+        for engine in self._pair.engines():
+            assert engine.call("reset_prefix_cache")
+        return self._pair
+
+    def drop(self) -> None:
+        """Close what there is."""
+        if self._pair is not None:
+            self._pair.close()
+            self._pair = None
+
+
 @pytest.fixture(scope="package")
-def shared_pair(zygote: Zygote) -> Iterator[Pair]:
-    """Default flags, the smallest pool on each side."""
-    pair = start_pair(zygote, MODEL, kv_cache_memory_bytes=SMALL_POOL_BYTES)
-    yield pair
-    pair.close()
+def keeper(zygote: Zygote) -> Iterator[PairKeeper]:
+    """For all field tests."""
+    one = PairKeeper(zygote)
+    yield one
+    one.drop()
 
 
 @pytest.fixture
-def pair(shared_pair: Pair) -> Iterator[Pair]:
-    """The shared pair with empty prefix caches; its blocks have to be back at the end."""
-    for engine in shared_pair.engines():
-        assert engine.call("reset_prefix_cache")
-    yield shared_pair
-    shared_pair.check_blocks_are_back()
+def pair(keeper: PairKeeper) -> Iterator[Pair]:
+    """Default flags, the smallest pool on each side; its blocks have to be back at the end."""
+    shared = keeper.get()
+    yield shared
+    try:
+        shared.check_blocks_are_back()
+    except BaseException:
+        keeper.drop()
+        raise
 
 
 @pytest.fixture
