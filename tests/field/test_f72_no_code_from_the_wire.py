@@ -142,7 +142,7 @@ def test_f72_a_changed_field_of_a_handoff_is_noticed_and_its_address_not_dialled
         answer = pair.decode.generate([tokens], [decode_sampling(changed)])[0].token_ids
         took = Counts.of(pair.decode).since(before)
         assert [answer] == pair.expected([tokens])
-        assert (took.loaded, took.failures) == (0, {"signature": 1})
+        assert (took.loaded, took.failures) == (0, {"handoff": 1})
         with pytest.raises(TimeoutError):
             trap.accept()
     cancel(pair.prefill, secret_of(zygote), [params["pd_handoff"]["transfer_id"]])

@@ -223,12 +223,12 @@ class DecodeHalf:
         try:
             handoff = from_kv_transfer_params(params)
             if handoff is None:
-                raise PlanError("handoff: kv_transfer_params has no pd_handoff; was the prefill served by this fork?")
+                raise PlanError("kv_transfer_params has no pd_handoff; was the prefill served by this fork?")
             verify_handoff(handoff, self._secret)
         except Exception as error:  # whatever a client wrote: this runs on the engine's thread
             logger.warning("request_id=%s: %s", request.request_id, error)
-            self._stats.fail(str(error))
-            self.loads.compute_locally(request.request_id, str(error))
+            self._stats.fail("handoff")
+            self.loads.compute_locally(request.request_id, f"handoff: {error}")
             return
         self._max_tokens_of[request.request_id] = handoff.num_tokens
         self._offer(request.request_id, handoff, None)
