@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One rank's pulls: the lease is checked before and after, links are mended once, every task is answered."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_ascend_pd.errors import PDUnreachableError
+from vllm_ascend_pd.plan.blocks import GroupPull
+from vllm_ascend_pd.plan.layout import Region, build_layout
+from vllm_ascend_pd.transfer import links as links_module
+from vllm_ascend_pd.transfer import puller
+from vllm_ascend_pd.transfer.links import LinkTable
+from vllm_ascend_pd.transfer.puller import PullContext, PullWorkers
+from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
+from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress, Refused
+
+BLOCK_BYTES = 1024
+NUM_LAYERS = 4
+HELD = LeaseVerdict(held=True, state="held", remaining_ms=30000)
+
+
+class LLMException(Exception):
+    def __init__(self, status_code: str) -> None:
+        super().__init__(status_code)
+        self.status_code = status_code
+
+
+class ClusterInfo:
+    """LLMClusterInfo."""
+
+    def append_local_ip_info(self, host: str, port: int) -> None:
+        pass
+
+    def append_remote_ip_info(self, host: str, port: int) -> None:
+        pass
+
+
+MODULE = SimpleNamespace(
+    LLMException=LLMException,
+    LLMStatusCode=SimpleNamespace(
+        LLM_SUCCESS="SUCCESS", LLM_ALREADY_LINK="ALREADY_LINK", LLM_NOT_YET_LINK="NOT_YET_LINK", LLM_TIMEOUT="TIMEOUT"
+    ),
+    LLMClusterInfo=ClusterInfo,
+    BlocksCacheKey=lambda cluster_id, model_id: (cluster_id, model_id),
+)
+
+
+class Datadist:
+    """Links and pulls; `link_codes` and `pull_errors` are used up from the front."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+        self.link_codes: list = []
+        self.pull_errors: list = []
+        self.before_pull = lambda: None
+
+    def link_clusters(self, clusters, timeout_ms: int):
+        self.calls.append(("link", clusters[0].remote_cluster_id))
+        code = self.link_codes.pop(0) if self.link_codes else "SUCCESS"
+        if isinstance(code, Exception):
+            raise code
+        return "SUCCESS", [code]
+
+    def unlink_clusters(self, clusters, timeout_ms: int, force: bool) -> None:
+        assert force, "the other side may be gone"
+        self.calls.append(("unlink", clusters[0].remote_cluster_id))
+
+    def pull_blocks(self, key, cache, src, dst, src_layer_range, dst_layer_range, tensor_num_per_layer) -> None:
+        assert src_layer_range == dst_layer_range
+        assert tensor_num_per_layer == 1
+        self.before_pull()
+        error = self.pull_errors.pop(0) if self.pull_errors else None
+        if error is not None:
+            raise error
+        self.calls.append(("pull", key, tuple(src), tuple(dst), src_layer_range))
+
+    def names(self) -> list[str]:
+        return [call[0] for call in self.calls]
+
+
+class Clients:
+    """A ClientTable; `answers` is used up from the front, then every lease is held."""
+
+    def __init__(self) -> None:
+        self.asked: list = []
+        self.answers: list = []
+        self.silent_at = -1.0
+        self.closed = False
+
+    def get(self, host: str, port: int) -> Clients:
+        return self
+
+    def request(self, message, timeout_s: float, attempts: int):
+        self.asked.append(message)
+        answer = self.answers.pop(0) if self.answers else HELD
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def note_silence(self, host: str, port: int) -> None:
+        self.silent_at = puller.time.monotonic()
+
+    def was_silent_since(self, host: str, port: int, moment: float) -> bool:
+        return self.silent_at > moment
+
+    def close(self) -> None:
+        self.closed = True
+
+    def kinds(self) -> list[type]:
+        return [type(message) for message in self.asked]
+
+
+class Rank:
+    """Pull threads with fakes around."""
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.datadist = Datadist()
+        self.clients = Clients()
+        regions = {f"l{i}": Region(i * 100 * BLOCK_BYTES, 100, BLOCK_BYTES) for i in range(NUM_LAYERS)}
+        self.workers = PullWorkers(
+            PullContext(
+                rank=0,
+                num_ranks=1,
+                reader="e0",
+                layout=build_layout(regions),
+                group_layers=[list(regions)],
+                caches=["cache"],
+                manager=self.datadist,
+                links=LinkTable(self.datadist, MODULE, "127.0.0.1"),
+                module=MODULE,
+                clients=self.clients,
+            ),
+            num_threads,
+        )
+
+    def pull(self, **values):
+        self.workers.submit(make_task(**values))
+        return self.answer()
+
+    def answer(self):
+        return self.workers._answers.get(timeout=10)
+
+
+def make_task(**values) -> PullTask:
+    values = {
+        "ranks": (RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1),),
+        "pulls": (GroupPull(0, (5, 6), (1, 2)),),
+        "deadline_s": 30.0,
+        **values,
+    }
+    return PullTask("r", "t1", "lease1", "127.0.0.1", 9, **values)
+
+
+@pytest.fixture
+def rank():
+    rank = Rank()
+    yield rank
+    rank.workers.close()
+    assert rank.clients.closed
+
+
+def test_a_pull_renews_links_pulls_and_releases(rank: Rank):
+    result = rank.pull()
+    assert (result.ok, result.num_bytes) == (True, NUM_LAYERS * 2 * BLOCK_BYTES)
+    assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
+    assert {message.reader for message in rank.clients.asked} == {"e0"}
+    assert rank.datadist.calls == [("link", 7), ("pull", (7, 0), (5, 6), (1, 2), range(NUM_LAYERS))]
+    assert rank.pull().ok
+    assert rank.datadist.names() == ["link", "pull", "pull"], "a link is made once"
+
+
+def test_a_lease_that_is_lost_before_the_first_byte_moves_nothing(rank: Rank):
+    rank.clients.answers = [LeaseVerdict(held=False, state="expired")]
+    result = rank.pull()
+    assert (result.ok, result.reason) == (False, "lease_expired")
+    assert rank.datadist.calls == []
+    assert rank.clients.kinds() == [LeaseRenew]
+
+
+def test_a_lease_that_was_lost_during_the_pull_spoils_its_bytes(rank: Rank):
+    rank.clients.answers = [HELD, LeaseVerdict(held=False, state="cancelled")]
+    result = rank.pull()
+    assert (result.ok, result.reason) == (False, "lease_cancelled")
+    assert rank.datadist.names() == ["link", "pull"]
+
+
+def test_a_spoilt_link_is_made_anew_once(rank: Rank):
+    rank.datadist.pull_errors = [LLMException("NOT_YET_LINK")]
+    assert rank.pull().ok
+    assert rank.datadist.names() == ["link", "unlink", "link", "pull"]
+
+
+def test_a_link_that_stays_spoilt_fails_the_pull_and_gives_the_lease_back(rank: Rank):
+    rank.datadist.pull_errors = [LLMException("NOT_YET_LINK")] * 2
+    result = rank.pull()
+    assert (result.ok, result.reason) == (False, "pull: NOT_YET_LINK")
+    assert rank.datadist.names() == ["link", "unlink", "link", "unlink"]
+    assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
+
+
+def test_another_failure_of_a_pull_is_not_tried_again(rank: Rank):
+    rank.datadist.pull_errors = [LLMException("TIMEOUT")]
+    assert rank.pull().reason == "pull: TIMEOUT"
+    assert rank.datadist.names() == ["link", "unlink"]
+
+
+@pytest.mark.parametrize("code", ["TIMEOUT", LLMException("TIMEOUT")])
+def test_a_link_that_is_refused_fails_the_pull_and_gives_the_lease_back(rank: Rank, code):
+    rank.datadist.link_codes = [code]
+    assert rank.pull().reason == "link: to 127.0.0.1:1 (rank 0): TIMEOUT"
+    assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
+
+
+def test_already_linked_is_linked(rank: Rank):
+    rank.datadist.link_codes = ["ALREADY_LINK"]
+    assert rank.pull().ok
+
+
+def test_a_prefill_side_without_this_rank_fails_the_pull(rank: Rank):
+    result = rank.pull(ranks=(RankAddress(tp_rank=3, cluster_id=7, host="h", port=1),))
+    assert not result.ok
+    assert "[3]" in result.reason
+
+
+def test_a_refused_control_message_fails_the_pull(rank: Rank):
+    rank.clients.answers = [Refused(code="unsupported", message="not here")]
+    assert rank.pull().reason == "lease: not here"
+
+
+def test_an_unexpected_exception_is_answered_and_the_thread_goes_on(rank: Rank):
+    rank.datadist.pull_errors = [ZeroDivisionError("x")]
+    assert rank.pull().reason == "ZeroDivisionError: x"
+    assert rank.pull().ok
+    assert rank.workers.dead_threads() == []
+
+
+def test_links_of_an_ended_peer_are_dropped_and_made_anew(rank: Rank):
+    rank.pull()
+    rank.workers.submit(DropPeer((7, 8)))
+    assert rank.pull().ok
+    assert rank.datadist.calls[2:5] == [("unlink", 7), ("unlink", 8), ("link", 7)]
+
+
+def test_a_drop_that_fails_does_not_end_the_thread(rank: Rank, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_):
+        raise OSError("x")
+
+    monkeypatch.setattr(rank.datadist, "unlink_clusters", broken)
+    rank.workers.submit(DropPeer((7,)))
+    assert rank.pull().ok
+    assert rank.workers.dead_threads() == []
+
+
+# ---------------------------------------------------------------- slices and deadlines
+
+
+class Clock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(puller, "time", clock)
+    monkeypatch.setattr(links_module, "time", clock)
+    return clock
+
+
+@pytest.mark.parametrize(
+    ("slice_bytes", "layers"),
+    [
+        (8 * BLOCK_BYTES, [range(4)]),
+        (7 * BLOCK_BYTES, [range(3), range(3, 4)]),
+        (4 * BLOCK_BYTES, [range(2), range(2, 4)]),
+        (1, [range(1), range(1, 2), range(2, 3), range(3, 4)]),
+    ],
+)
+def test_a_pull_is_cut_into_slices_of_layers_by_bytes(rank: Rank, monkeypatch, slice_bytes: int, layers: list[range]):
+    monkeypatch.setattr(puller, "SLICE_BYTES", slice_bytes)
+    assert rank.pull().num_bytes == NUM_LAYERS * 2 * BLOCK_BYTES
+    assert [call[4] for call in rank.datadist.calls if call[0] == "pull"] == layers
+
+
+@pytest.mark.parametrize(("deadline_s", "remaining_ms"), [(3.0, 30000), (30.0, 3000)])
+def test_no_slice_begins_after_the_deadline_or_without_lease_time(
+    clock: Clock, rank: Rank, monkeypatch, deadline_s: float, remaining_ms: int
+):
+    monkeypatch.setattr(puller, "SLICE_BYTES", 1)
+    rank.clients.answers = [LeaseVerdict(held=True, state="held", remaining_ms=remaining_ms)]
+
+    def two_seconds() -> None:
+        clock.now += 2
+
+    rank.datadist.before_pull = two_seconds
+    assert rank.pull(deadline_s=deadline_s).reason.startswith("deadline")
+    assert rank.datadist.names() == ["link", "pull", "pull"]
+    assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
+
+
+def test_time_in_the_queue_counts_against_the_deadline(clock: Clock, rank: Rank):
+    def slow() -> None:
+        began.set()
+        assert go_on.wait(10)
+        clock.now += 20
+        rank.datadist.before_pull = lambda: None
+
+    began, go_on = threading.Event(), threading.Event()
+    rank.datadist.before_pull = slow
+    rank.workers.submit(make_task())
+    assert began.wait(10)
+    rank.workers.submit(make_task(deadline_s=10.0))
+    go_on.set()
+    assert rank.answer().ok
+    assert rank.answer().reason.startswith("deadline")
+    assert rank.datadist.names() == ["link", "pull"]
+
+
+# ---------------------------------------------------------------- a dead prefill engine
+
+
+def test_an_engine_that_does_not_answer_is_asked_once(rank: Rank):
+    rank.clients.answers = [PDUnreachableError("tcp://h:1 did not answer")]
+    assert rank.pull().reason == "unreachable: tcp://h:1 did not answer"
+    assert rank.clients.kinds() == [LeaseRenew]
+
+
+def test_an_engine_that_dies_before_the_last_verdict_spoils_the_bytes(rank: Rank):
+    rank.clients.answers = [HELD, PDUnreachableError("gone")]
+    result = rank.pull()
+    assert (result.ok, result.reason) == (False, "unreachable: gone")
+
+
+def test_pulls_that_queued_behind_a_silent_engine_fail_at_once_and_later_ones_try_again(clock: Clock, rank: Rank):
+    """Else one dead prefill engine holds up the living ones by a timeout for each of its requests."""
+
+    def silence(*_):
+        began.set()
+        assert go_on.wait(10)
+        clock.now += 5
+        del rank.clients.request
+        raise PDUnreachableError("dead")
+
+    began, go_on = threading.Event(), threading.Event()
+    rank.clients.request = silence
+    rank.workers.submit(make_task())
+    assert began.wait(10)
+    rank.workers.submit(make_task())
+    go_on.set()
+    assert rank.answer().reason == "unreachable: dead"
+    assert rank.answer().reason.startswith("unreachable: its prefill engine did not answer")
+    assert rank.clients.asked == []
+    clock.now += 1
+    assert rank.pull().ok
+
+
+# ---------------------------------------------------------------- close
+
+
+def test_closing_lets_the_running_pull_end():
+    rank = Rank()
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        assert go_on.wait(10)
+
+    rank.datadist.before_pull = slow
+    rank.workers.submit(make_task())
+    assert began.wait(10)
+    closing = threading.Thread(target=rank.workers.close)
+    closing.start()
+    go_on.set()
+    closing.join(10)
+    assert not closing.is_alive()
+    assert [result.ok for result in rank.workers.take_answers()] == [True]
+    assert rank.workers.dead_threads() == [], "threads that were asked to end are not missed"
