@@ -166,6 +166,8 @@ class PrefillHalf:
             )
             reply.send(_refuse(first.field, first.ours, first.theirs))
             return
+        if not self.ranks:
+            return  # starting: the workers have not said where they listen; the decode side asks again
         self.seen_peers.pop(message.engine_id, None)
         self.seen_peers[message.engine_id] = message.epoch
         if len(self.seen_peers) > MAX_SEEN_PEERS:  # every restart of a decode engine is another one

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,8 @@ from prometheus_client import Counter, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from vllm_ascend_pd.engine.stats import COUNTERS, STAGE_BUCKETS
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -80,13 +83,18 @@ class DataDistPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         """Record one interval."""
-        values = self.per_engine_labelvalues.get(engine_idx, [])
+        try:
+            self._record(transfer_stats_data, self.per_engine_labelvalues.get(engine_idx, []))
+        except Exception:  # in the API server's output loop: an exception would end the engine client
+            logger.exception("metrics of engine %d were not recorded", engine_idx)
+
+    def _record(self, data: dict[str, Any], values: list[object]) -> None:
         for key, metric in self._counters.items():
-            amount = transfer_stats_data.get(key, 0)
+            amount = data.get(key, 0)
             if amount > 0:
                 metric.labels(*values).inc(amount)
-        for reason, amount in transfer_stats_data.get("failures", {}).items():
+        for reason, amount in data.get("failures", {}).items():
             self._failures.labels(*values, reason).inc(amount)
-        for stage, samples in transfer_stats_data.get("stages", {}).items():
+        for stage, samples in data.get("stages", {}).items():
             for seconds in samples:
                 self._stages.labels(*values, stage).observe(max(0.0, seconds))

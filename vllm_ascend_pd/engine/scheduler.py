@@ -52,7 +52,7 @@ class SchedulerHalf:
     def __init__(self, config: PDConfig, vllm_config: Any, kv_cache_config: Any) -> None:
         self.config = config
         self.stats = StatsRecorder()
-        self.worker_problems: tuple[str, ...] = ()
+        self._worker_problems: dict[int, list[str]] = {}  # by rank, as of the last step
         self._links: dict[int, list[int]] = {}  # decode: rank -> linked cluster ids, as of the last step
         self._pool: Any = None
         secret = secret_of(config)
@@ -124,10 +124,9 @@ class SchedulerHalf:
         half.wake = wake
 
     def note_workers(self, metas: Iterable[Any]) -> None:
-        """What the ranks say of themselves with a step. A dead thread stays dead: its rank repeats it every time."""
+        """What the ranks say of themselves with a step. New dicts: the control thread reads the old ones."""
         for meta in metas:
-            if meta.problems:
-                self.worker_problems = tuple(meta.problems)
+            self._worker_problems = {**self._worker_problems, **meta.problems}
             self._links = {**self._links, **meta.links}
 
     def drain(self) -> None:
@@ -151,7 +150,7 @@ class SchedulerHalf:
 
     def problems(self) -> tuple[str, ...]:
         """Sentences for /health: supervised threads that are dead or stuck."""
-        found = list(self.worker_problems)
+        found = [sentence for sentences in self._worker_problems.values() for sentence in sentences]
         if self.decode is not None:
             peers = self.decode.peers
             if not peers.alive():

@@ -16,6 +16,7 @@ from typing import Any
 from vllm_ascend_pd import datadist
 from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.engine.caches import describe_groups, describe_regions, region_layers
+from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.plan.layout import CacheLayout
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.transfer.clients import ClientTable
@@ -42,6 +43,7 @@ class WorkerHalf:
         self._pulls: PullWorkers | None = None
         self._links: LinkTable | None = None
         self._told_links: list[int] = []
+        self._told_problems: list[str] = []
         self.address: RankAddress | None = None
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
@@ -106,10 +108,14 @@ class WorkerHalf:
         self._told_links = linked
         return {self._rank: linked}
 
-    def problems(self) -> list[str]:
-        """Sentences for /health."""
-        dead = self._pulls.dead_threads() if self._pulls is not None else []
-        return [f"thread {name} of worker rank {self._rank} has died" for name in dead]
+    def take_problems(self) -> dict[int, list[str]]:
+        """Sentences for /health by this rank, when they have changed since the last call."""
+        pulls = self._pulls
+        found = [] if pulls is None else [f"{name} of worker rank {self._rank}" for name in pulls.find_problems()]
+        if found == self._told_problems:
+            return {}
+        self._told_problems = found
+        return {self._rank: found}
 
     def close(self) -> None:
         """Stop pulling, unlink, release."""
@@ -152,8 +158,17 @@ class WorkerHalf:
 
 
 def _ipv4(host: str) -> str:
-    """llm_datadist takes numeric IPv4 addresses only (reference: `LLMClusterInfo`)."""
+    """llm_datadist takes numeric IPv4 addresses only (reference: `LLMClusterInfo`).
+
+    Raises:
+        PDConfigError: a host that has none.
+    """
     if host in ("::1", "localhost"):
         return "127.0.0.1"
-    info = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        info = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise PDConfigError(
+            f"--pd-listen: {host} has no IPv4 address, and the data plane of this release needs one: {error}"
+        ) from error
     return str(info[0][4][0])

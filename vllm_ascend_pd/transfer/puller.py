@@ -32,6 +32,7 @@ QUIET_TIMEOUT_S = 1.0
 # One call moves at most this much, so that a deadline or a shutdown is seen between calls.
 SLICE_BYTES = 256 << 20
 IDLE_BEAT_S = 0.5
+STUCK_S = 30.0  # longer than what a pull may take after its deadline: a link, a slice, two control messages
 
 
 class PullFailedError(PDError):
@@ -62,7 +63,7 @@ class PullWorkers:
         self._tasks: queue.SimpleQueue[tuple[float, PullTask | DropPeer] | None] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[RankResult] = queue.SimpleQueue()
         self._stopping = threading.Event()
-        self.beats: dict[str, float] = {}
+        self._due: dict[str, float] = {}  # thread -> when it has to have come round again
         self._threads = [
             threading.Thread(target=self._run, name=f"pd-pull-{i}", daemon=True) for i in range(num_threads)
         ]
@@ -82,11 +83,13 @@ class PullWorkers:
             except queue.Empty:
                 return answers
 
-    def dead_threads(self) -> list[str]:
-        """Names of threads that have ended without being asked to."""
+    def find_problems(self) -> list[str]:
+        """Threads that have ended without being asked to, or hang in a pull beyond its deadline."""
         if self._stopping.is_set():
             return []
-        return [thread.name for thread in self._threads if not thread.is_alive()]
+        now = time.monotonic()
+        dead = [f"dead: thread {thread.name}" for thread in self._threads if not thread.is_alive()]
+        return dead + [f"stuck: thread {name}" for name, due in list(self._due.items()) if now > due]
 
     def close(self) -> None:
         """Let running pulls end, then join."""
@@ -99,7 +102,8 @@ class PullWorkers:
 
     def _run(self) -> None:
         while not self._stopping.is_set():
-            self.beats[threading.current_thread().name] = time.monotonic()
+            name = threading.current_thread().name
+            self._due[name] = time.monotonic() + STUCK_S
             try:
                 item = self._tasks.get(timeout=IDLE_BEAT_S)
             except queue.Empty:
@@ -107,6 +111,8 @@ class PullWorkers:
             if item is None:
                 return
             submitted, task = item
+            if isinstance(task, PullTask):
+                self._due[name] = max(submitted + task.deadline_s, time.monotonic()) + STUCK_S
             if isinstance(task, DropPeer):
                 self._drop(task)
                 continue

@@ -337,10 +337,7 @@ def test_a_handoff_of_a_client_that_cannot_even_be_encoded_ends_one_request_only
     assert d.half.external_tokens(request, 0) == (0, False)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [{"prompt": None}, {"resumable": True}],
-)
+@pytest.mark.parametrize("values", [{"prompt": None}, {"resumable": True}])
 def test_a_request_whose_kv_token_ids_do_not_determine_is_computed_here_and_its_handoff_given_back(d: Decode, values):
     d.deliver()
     request = d.new(**values)

@@ -37,8 +37,8 @@ class Output023:
     kv_connector_worker_meta: Any = None
 
 
-def meta(*results: RankResult, problems=(), links=None) -> SimpleNamespace:
-    return SimpleNamespace(rank_results=list(results), problems=list(problems), links=links or {})
+def meta(*results: RankResult, problems=None, links=None) -> SimpleNamespace:
+    return SimpleNamespace(rank_results=list(results), problems=problems or {}, links=links or {})
 
 
 def in_multi(part: Any) -> SimpleNamespace:
@@ -109,7 +109,7 @@ class World:
 def bare_half(**values: Any) -> SchedulerHalf:
     """A SchedulerHalf without its threads."""
     half = object.__new__(SchedulerHalf)
-    half.worker_problems, half._links, half.prefill, half.decode, half._pool = (), {}, None, None, None
+    half._worker_problems, half._links, half.prefill, half.decode, half._pool = {}, {}, None, None, None
     for name, value in values.items():
         setattr(half, name, value)
     return half
@@ -222,12 +222,15 @@ def test_0230_counts_are_not_taken_where_upstream_takes_them_itself(monkeypatch)
 # ---------------------------------------------------------------- what ranks say of themselves
 
 
-def test_problems_of_ranks_stay_and_links_are_the_latest(monkeypatch):
+def test_problems_and_links_are_the_latest_that_each_rank_told(monkeypatch):
     world = World("0.32.0", monkeypatch)
-    world.step(in_multi(meta(problems=["thread pd-pull-0 has died"], links={0: [7], 1: [8]})))
-    world.step(meta(links={1: []}))
+    monkeypatch.setattr(
+        world.d.half, "peers", SimpleNamespace(alive=lambda: True, last_beat=scheduler.time.monotonic())
+    )
+    world.step(in_multi(meta(problems={0: ["dead: a"], 1: ["stuck: b"]}, links={0: [7], 1: [8]})))
+    world.step(meta(problems={1: []}, links={1: []}))
     world.step(meta())
-    assert world.half.worker_problems == ("thread pd-pull-0 has died",)
+    assert world.half.problems() == ("dead: a",)
     peers = SimpleNamespace(
         peers=lambda: [SimpleNamespace(engine_id="p", ranks=[SimpleNamespace(cluster_id=7, host="h", port=9)])]
     )

@@ -15,7 +15,16 @@ from vllm_ascend_pd.engine.stats import StatsRecorder
 from vllm_ascend_pd.handoff import from_kv_transfer_params, prompt_digest, verify_handoff
 from vllm_ascend_pd.plan.layout import layout_fingerprint
 from vllm_ascend_pd.transfer.lease import LeaseTable
-from vllm_ascend_pd.wire import WIRE_VERSION, CancelTransfer, Hello, HelloReply, LeaseRelease, LeaseRenew, Refused
+from vllm_ascend_pd.wire import (
+    WIRE_VERSION,
+    CancelTransfer,
+    Hello,
+    HelloReply,
+    LeaseRelease,
+    LeaseRenew,
+    RankAddress,
+    Refused,
+)
 
 RECORD = {"dtype": "float32", "block_size": BLOCK, "transports": ["mapped", "tcp"]}
 
@@ -54,6 +63,7 @@ class Prefill:
         self.half.bind_pool(self.pool)
         self.half.wake = self._wake
         self.half.peer_port = 77
+        self.half.ranks = (RankAddress(tp_rank=0, cluster_id=1, host="127.0.0.1", port=2),)
 
     def _wake(self) -> None:
         self.wakes += 1
@@ -197,7 +207,18 @@ def test_a_decode_engine_with_an_equal_record_learns_where_the_ranks_are(p: Pref
     answer = p.ask(p.half.on_hello, hello())
     assert isinstance(answer, HelloReply)
     assert (answer.engine_id, answer.epoch) == ("pd-prefill", "e0")
+    assert answer.ranks == p.half.ranks
     assert p.half.seen_peers == {"pd-d": "e7"}
+
+
+def test_a_hello_before_the_ranks_are_known_waits_to_be_asked_again(p: Prefill):
+    """An answer without ranks would be kept, and every pull would fail."""
+    ranks, p.half.ranks = p.half.ranks, ()
+    answers: list = []
+    p.half.on_hello(hello(), SimpleNamespace(send=answers.append))
+    assert answers == []
+    p.half.ranks = ranks
+    assert isinstance(p.ask(p.half.on_hello, hello()), HelloReply)
 
 
 @pytest.mark.parametrize(

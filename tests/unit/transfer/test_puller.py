@@ -4,155 +4,15 @@
 from __future__ import annotations
 
 import threading
-from types import SimpleNamespace
 
 import pytest
 
+from tests.unit.transfer.fakes import BLOCK_BYTES, HELD, NUM_LAYERS, Clock, LLMException, Rank, make_task
 from vllm_ascend_pd.errors import PDUnreachableError
-from vllm_ascend_pd.plan.blocks import GroupPull
-from vllm_ascend_pd.plan.layout import Region, build_layout
 from vllm_ascend_pd.transfer import links as links_module
 from vllm_ascend_pd.transfer import puller
-from vllm_ascend_pd.transfer.links import LinkTable
-from vllm_ascend_pd.transfer.puller import PullContext, PullWorkers
-from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
+from vllm_ascend_pd.transfer.tasks import DropPeer
 from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress, Refused
-
-BLOCK_BYTES = 1024
-NUM_LAYERS = 4
-HELD = LeaseVerdict(held=True, state="held", remaining_ms=30000)
-
-
-class LLMException(Exception):
-    def __init__(self, status_code: str) -> None:
-        super().__init__(status_code)
-        self.status_code = status_code
-
-
-class ClusterInfo:
-    """LLMClusterInfo."""
-
-    def append_local_ip_info(self, host: str, port: int) -> None:
-        pass
-
-    def append_remote_ip_info(self, host: str, port: int) -> None:
-        pass
-
-
-MODULE = SimpleNamespace(
-    LLMException=LLMException,
-    LLMStatusCode=SimpleNamespace(
-        LLM_SUCCESS="SUCCESS", LLM_ALREADY_LINK="ALREADY_LINK", LLM_NOT_YET_LINK="NOT_YET_LINK", LLM_TIMEOUT="TIMEOUT"
-    ),
-    LLMClusterInfo=ClusterInfo,
-    BlocksCacheKey=lambda cluster_id, model_id: (cluster_id, model_id),
-)
-
-
-class Datadist:
-    """Links and pulls; `link_codes` and `pull_errors` are used up from the front."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple] = []
-        self.link_codes: list = []
-        self.pull_errors: list = []
-        self.before_pull = lambda: None
-
-    def link_clusters(self, clusters, timeout_ms: int):
-        self.calls.append(("link", clusters[0].remote_cluster_id))
-        code = self.link_codes.pop(0) if self.link_codes else "SUCCESS"
-        if isinstance(code, Exception):
-            raise code
-        return "SUCCESS", [code]
-
-    def unlink_clusters(self, clusters, timeout_ms: int, force: bool) -> None:
-        assert force, "the other side may be gone"
-        self.calls.append(("unlink", clusters[0].remote_cluster_id))
-
-    def pull_blocks(self, key, cache, src, dst, src_layer_range, dst_layer_range, tensor_num_per_layer) -> None:
-        assert src_layer_range == dst_layer_range
-        assert tensor_num_per_layer == 1
-        self.before_pull()
-        error = self.pull_errors.pop(0) if self.pull_errors else None
-        if error is not None:
-            raise error
-        self.calls.append(("pull", key, tuple(src), tuple(dst), src_layer_range))
-
-    def names(self) -> list[str]:
-        return [call[0] for call in self.calls]
-
-
-class Clients:
-    """A ClientTable; `answers` is used up from the front, then every lease is held."""
-
-    def __init__(self) -> None:
-        self.asked: list = []
-        self.answers: list = []
-        self.silent_at = -1.0
-        self.closed = False
-
-    def get(self, host: str, port: int) -> Clients:
-        return self
-
-    def request(self, message, timeout_s: float, attempts: int):
-        self.asked.append(message)
-        answer = self.answers.pop(0) if self.answers else HELD
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def note_silence(self, host: str, port: int) -> None:
-        self.silent_at = puller.time.monotonic()
-
-    def was_silent_since(self, host: str, port: int, moment: float) -> bool:
-        return self.silent_at > moment
-
-    def close(self) -> None:
-        self.closed = True
-
-    def kinds(self) -> list[type]:
-        return [type(message) for message in self.asked]
-
-
-class Rank:
-    """Pull threads with fakes around."""
-
-    def __init__(self, num_threads: int = 1) -> None:
-        self.datadist = Datadist()
-        self.clients = Clients()
-        regions = {f"l{i}": Region(i * 100 * BLOCK_BYTES, 100, BLOCK_BYTES) for i in range(NUM_LAYERS)}
-        self.workers = PullWorkers(
-            PullContext(
-                rank=0,
-                num_ranks=1,
-                reader="e0",
-                layout=build_layout(regions),
-                group_layers=[list(regions)],
-                caches=["cache"],
-                manager=self.datadist,
-                links=LinkTable(self.datadist, MODULE, "127.0.0.1"),
-                module=MODULE,
-                clients=self.clients,
-            ),
-            num_threads,
-        )
-
-    def pull(self, **values):
-        self.workers.submit(make_task(**values))
-        return self.answer()
-
-    def answer(self):
-        return self.workers._answers.get(timeout=10)
-
-
-def make_task(**values) -> PullTask:
-    values = {
-        "ranks": (RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1),),
-        "pulls": (GroupPull(0, (5, 6), (1, 2)),),
-        "deadline_s": 30.0,
-        **values,
-    }
-    return PullTask("r", "t1", "lease1", "127.0.0.1", 9, **values)
 
 
 @pytest.fixture
@@ -235,7 +95,7 @@ def test_an_unexpected_exception_is_answered_and_the_thread_goes_on(rank: Rank):
     rank.datadist.pull_errors = [ZeroDivisionError("x")]
     assert rank.pull().reason == "ZeroDivisionError: x"
     assert rank.pull().ok
-    assert rank.workers.dead_threads() == []
+    assert rank.workers.find_problems() == []
 
 
 def test_links_of_an_ended_peer_are_dropped_and_made_anew(rank: Rank):
@@ -252,20 +112,10 @@ def test_a_drop_that_fails_does_not_end_the_thread(rank: Rank, monkeypatch: pyte
     monkeypatch.setattr(rank.datadist, "unlink_clusters", broken)
     rank.workers.submit(DropPeer((7,)))
     assert rank.pull().ok
-    assert rank.workers.dead_threads() == []
+    assert rank.workers.find_problems() == []
 
 
 # ---------------------------------------------------------------- slices and deadlines
-
-
-class Clock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 @pytest.fixture
@@ -363,6 +213,40 @@ def test_pulls_that_queued_behind_a_silent_engine_fail_at_once_and_later_ones_tr
     assert rank.pull().ok
 
 
+# ---------------------------------------------------------------- health
+
+
+def test_a_pull_that_hangs_beyond_its_deadline_is_a_problem_until_it_ends(clock: Clock, rank: Rank):
+    began, go_on = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        began.set()
+        assert go_on.wait(10)
+
+    rank.datadist.before_pull = slow
+    rank.workers.submit(make_task(deadline_s=20.0))
+    assert began.wait(10)
+    clock.now += 20 + puller.STUCK_S - 1
+    assert rank.workers.find_problems() == []
+    clock.now += 2
+    assert rank.workers.find_problems() == ["stuck: thread pd-pull-0"]
+    go_on.set()
+    rank.answer()
+    rank.pull()
+    assert rank.workers.find_problems() == []
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_has_died_is_a_problem(rank: Rank, monkeypatch: pytest.MonkeyPatch):
+    def die(*_):
+        raise SystemExit
+
+    monkeypatch.setattr(puller, "_execute", die)
+    rank.workers.submit(make_task())
+    rank.workers._threads[0].join(10)
+    assert rank.workers.find_problems() == ["dead: thread pd-pull-0"]
+
+
 # ---------------------------------------------------------------- close
 
 
@@ -383,4 +267,4 @@ def test_closing_lets_the_running_pull_end():
     closing.join(10)
     assert not closing.is_alive()
     assert [result.ok for result in rank.workers.take_answers()] == [True]
-    assert rank.workers.dead_threads() == [], "threads that were asked to end are not missed"
+    assert rank.workers.find_problems() == [], "threads that were asked to end are not missed"

@@ -87,7 +87,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         return
 
     def build_connector_worker_meta(self) -> DataDistWorkerMeta | None:
-        results, problems, links = self.worker.take_results(), self.worker.problems(), self.worker.take_links()
+        results, problems, links = self.worker.take_results(), self.worker.take_problems(), self.worker.take_links()
         return DataDistWorkerMeta(results, problems, links) if results or problems or links else None
 
     def get_handshake_metadata(self) -> DataDistRankAddress | None:

@@ -27,14 +27,15 @@ class DataDistWorkerMeta(KVConnectorWorkerMetadata):
     """Worker ranks to the scheduler half; `aggregate` keeps every rank's answer apart."""
 
     rank_results: list[RankResult] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
-    links: dict[int, list[int]] = field(default_factory=dict)  # rank -> linked cluster ids, when they have changed
+    # By rank, when they have changed: sentences for /health, and the cluster ids that the rank is linked with.
+    problems: dict[int, list[str]] = field(default_factory=dict)
+    links: dict[int, list[int]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Answers of both."""
         assert isinstance(other, DataDistWorkerMeta)
         return DataDistWorkerMeta(
-            self.rank_results + other.rank_results, self.problems + other.problems, {**self.links, **other.links}
+            self.rank_results + other.rank_results, self.problems | other.problems, self.links | other.links
         )
 
 
