@@ -22,9 +22,10 @@ PROMPTS = ["What is the largest animal in the world?", "Q: What is the capital o
 
 
 def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> None:
-    """Answer (prompts, max_tokens, params per prompt) with (text, cached tokens, params) each, until None comes."""
+    """Answer (prompts, max_tokens, params per prompt) with ((text, params) each, tokens loaded so far); None ends it."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # this process is the engine's already
     from vllm import LLM, SamplingParams
 
     llm = LLM(
@@ -34,6 +35,8 @@ def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> Non
         block_size=32,
         kv_cache_memory_bytes=256 << 20,
         gpu_memory_utilization=0.3,
+        distributed_executor_backend="uni",
+        disable_log_stats=False,  # for the metric
         **({"pd_role": role} if role else {}),
     )
     pipe.send("ready")
@@ -44,7 +47,10 @@ def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> Non
             for one in params
         ]
         outputs = llm.generate(prompts, sampling, use_tqdm=False)
-        pipe.send([(o.outputs[0].text, o.num_cached_tokens, o.kv_transfer_params) for o in outputs])
+        loaded = sum(metric.value for metric in llm.get_metrics() if metric.name == "vllm:pd_loaded_tokens")
+        pipe.send(([(output.outputs[0].text, output.kv_transfer_params) for output in outputs], int(loaded)))
+    # In order, with or without an engine core process: multiprocessing would wait for one that nobody told to end.
+    llm.llm_engine.engine_core.shutdown()
 
 
 class Engine:
@@ -60,16 +66,18 @@ class Engine:
         """Until it takes prompts."""
         self._receive()
 
-    def generate(self, prompts: list[str], max_tokens: int, params: list[Any]) -> list[Any]:
+    def generate(self, prompts: list[str], max_tokens: int, params: list[Any]) -> tuple[list[Any], int]:
         """Run all prompts."""
         self._pipe.send((prompts, max_tokens, params))
-        return self._receive()
+        answers, loaded = self._receive()
+        return answers, loaded
 
     def close(self) -> None:
         """Let it end by itself."""
         if self._process.is_alive():
             self._pipe.send(None)
-        self._process.join(30)
+        self._process.join(60)
+        self._process.kill()
 
     def _receive(self) -> Any:
         try:
@@ -104,11 +112,13 @@ def main() -> None:
     try:
         prefill.wait()
         decode.wait()
-        first_legs = prefill.generate(PROMPTS, 1, [{"do_remote_decode": True}] * len(PROMPTS))
-        handoffs = [params for *_, params in first_legs]
-        answers = decode.generate(PROMPTS, arguments.max_tokens, handoffs)
-        for prompt, (text, cached, _) in zip(PROMPTS, answers, strict=True):
-            print(f"{prompt!r}\n  -> {text!r}\n     {cached} prompt tokens were not computed by the decode engine")
+        first_legs, _ = prefill.generate(PROMPTS, 1, [{"do_remote_decode": True}] * len(PROMPTS))
+        handoffs = [params for _, params in first_legs]
+        second_legs, loaded = decode.generate(PROMPTS, arguments.max_tokens, handoffs)
+        for prompt, (text, _) in zip(PROMPTS, second_legs, strict=True):
+            print(f"{prompt!r}\n  -> {text!r}")
+        num_prompts = len(PROMPTS)
+        print(f"{loaded} prompt tokens came from the prefill engine; the last one of each of {num_prompts} is computed")
     finally:
         prefill.close()
         decode.close()

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 
@@ -33,9 +32,9 @@ def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_decode_engine_computes_only_the_last_prompt_token(tmp_path):
     done = run("--model", str(ensure_model("gqa2")), "--max-tokens", "4", XDG_STATE_HOME=str(tmp_path))
     assert done.returncode == 0, done.stderr[-3000:]
-    cached = [int(count) for count in re.findall(r"(\d+) prompt tokens were not computed", done.stdout)]
     prompts = ["What is the largest animal in the world?", "Q: What is the capital of France?\nA:"]
-    assert cached == [len(prompt) - 1 for prompt in prompts]  # the tiny model's tokens are bytes
+    loaded = sum(len(prompt) - 1 for prompt in prompts)  # the tiny model's tokens are bytes
+    assert f"{loaded} prompt tokens came from the prefill engine" in done.stdout
 
 
 def test_without_a_model_and_without_the_demo_model_it_says_what_to_do(tmp_path):
