@@ -39,9 +39,10 @@ def prepare_machine(
     """A `Machine` for these options; its secret file exists (0600) until the block is left.
 
     Raises:
-        PDConfigError: wrong counts, or a wanted port is taken.
+        PDConfigError: wrong counts, a model that is not there, or a wanted port is taken.
     """
     num_instances = len(list_roles(options))
+    check_model(options.model)
     ports = find_free_ports(num_instances) if port_base is None else check_ports(port_base, num_instances)
     private = Path(tempfile.mkdtemp(prefix="vllm-pd-up-"))  # 0700
     try:
@@ -59,6 +60,16 @@ def prepare_machine(
         )
     finally:
         shutil.rmtree(private, ignore_errors=True)
+
+
+def check_model(model: str) -> None:
+    """Find out now, and not after a minute of imports in every server, that a folder is not there.
+
+    Raises:
+        PDConfigError: `model` is written as a path and names nothing.
+    """
+    if model.startswith(("/", "./", "../", "~")) and not Path(model).expanduser().exists():
+        raise PDConfigError(f"MODEL: {model} does not exist")
 
 
 def is_cpu_build() -> bool:

@@ -85,6 +85,11 @@ def test_a_wrong_value_exits_with_one_and_names_the_flag(words, capsys):
     assert f"vllm pd up: {words[2] if words[2] != '--' else words[3]}" in capsys.readouterr().err
 
 
+def test_a_model_folder_that_is_not_there_is_refused_before_anything_starts(tmp_path, capsys):
+    assert main(["up", str(tmp_path / "none")]) == 1
+    assert f"MODEL: {tmp_path}/none does not exist" in capsys.readouterr().err
+
+
 def test_status_as_json_is_what_the_server_said(server, capsys):
     assert main(["status", server, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == STATUS
