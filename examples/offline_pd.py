@@ -22,7 +22,7 @@ PROMPTS = ["What is the largest animal in the world?", "Q: What is the capital o
 
 
 def run_engine(role: str | None, model: str, core: int, pipe: Connection) -> None:
-    """Answer (prompts, max_tokens, params per prompt) with ((text, params) each, tokens loaded so far); None ends it."""
+    """Answer (prompts, max_tokens, params per prompt) with ((text, params) each, tokens loaded so far)."""
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", str(core))
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # this process is the engine's already

@@ -219,12 +219,14 @@ def start_server(
 ) -> Server:
     """Start `vllm serve` on a free port; returns at once. `arguments` win over the defaults.
 
-    Upstream's default executor (None) has a worker process of its own, which imports everything once more.
+    Upstream's default executor (None) has a worker process of its own, which imports everything once more. On CPU
+    upstream takes "uni" only where its engine core would be in process (an API server's never is).
     """
     port = free_port()
     chosen = ("--distributed-executor-backend", executor) if executor else ()
     command = serve_command("--port", str(port), *chosen, *arguments, model=model)
-    return Server(name, command, port, folder, {**serve_env(core), **(env or {})})
+    settings = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if executor == "uni" else {}
+    return Server(name, command, port, folder, {**serve_env(core), **settings, **(env or {})})
 
 
 def ensure_router() -> str:
