@@ -32,7 +32,7 @@ class Deployment:
         return [*self.prefill, self.front, self.bare, self.aggregated]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """All five start together: on two cores one after the other would take five times as long."""
     folder = tmp_path_factory.mktemp("http")
