@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from vllm_ascend_pd.control.client import ControlClient
 from vllm_ascend_pd.control.server import ControlServer, Reply
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.wire import Ack, CancelTransfer, ComputeLocally, HealthQuery, HealthReply
@@ -58,3 +59,17 @@ def servers() -> Iterator[Servers]:
 
 def peer_address(server: ControlServer, host: str = "127.0.0.1") -> str:
     return f"tcp://{host}:{server.peer_port}"
+
+
+@pytest.fixture
+def ask():
+    clients = []
+
+    def request(endpoint, message, timeout_s=5.0, attempts=2, secret=SECRET):
+        client = ControlClient(endpoint, secret)
+        clients.append(client)
+        return client.request(message, timeout_s, attempts)
+
+    yield request
+    for client in clients:
+        client.close()

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 import zmq
 
-from tests.unit.control.conftest import HANDLERS, SECRET, ack, peer_address
+from tests.unit.control.conftest import HANDLERS, ack, peer_address
 from vllm_ascend_pd.control import server as server_module
 from vllm_ascend_pd.control.client import ControlClient
 from vllm_ascend_pd.control.server import Reply
@@ -32,20 +32,6 @@ from vllm_ascend_pd.wire import (
     StatusQuery,
     StatusReply,
 )
-
-
-@pytest.fixture
-def ask():
-    clients = []
-
-    def request(endpoint, message, timeout_s=5.0, attempts=2, secret=SECRET):
-        client = ControlClient(endpoint, secret)
-        clients.append(client)
-        return client.request(message, timeout_s, attempts)
-
-    yield request
-    for client in clients:
-        client.close()
 
 
 def test_both_planes_answer_their_messages(servers, ask):

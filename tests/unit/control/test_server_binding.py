@@ -11,7 +11,6 @@ import time
 import pytest
 
 from tests.unit.control.conftest import HANDLERS, SECRET, peer_address
-from vllm_ascend_pd.control.client import ControlClient
 from vllm_ascend_pd.control.server import ControlServer
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.secret import Secret
@@ -21,20 +20,6 @@ from vllm_ascend_pd.wire import (
     HealthQuery,
     HealthReply,
 )
-
-
-@pytest.fixture
-def ask():
-    clients = []
-
-    def request(endpoint, message, timeout_s=5.0, attempts=2, secret=SECRET):
-        client = ControlClient(endpoint, secret)
-        clients.append(client)
-        return client.request(message, timeout_s, attempts)
-
-    yield request
-    for client in clients:
-        client.close()
 
 
 def test_a_taken_port_is_named_with_host_flag_and_hint(servers):
