@@ -233,20 +233,34 @@ def test_a_flood_with_slow_handlers_starves_neither_tick_nor_heartbeat_nor_the_o
         ack(message, reply)
 
     server = servers.start({**HANDLERS, ComputeLocally: slow}, tick=lambda: ticks.append(num_served))
-    context = zmq.Context()
-    flood = context.socket(zmq.DEALER)
-    flood.linger = 0
-    flood.connect(servers.local())
     payload = msgspec.msgpack.encode(ComputeLocally(request_id="r", reason=""))
-    for _ in range(300):
-        flood.send_multipart([b"12345678", payload])
-    flood.recv_multipart()
-    assert ask(peer_address(server), CancelTransfer(transfer_id="t"), 20, 1) == Ack()
-    assert num_served < 300, "the other plane had to wait for the whole flood"
-    for _ in range(299):
-        flood.recv_multipart()
-    flood.close(0)
-    context.term()
+    answered = threading.Event()
+
+    def flood() -> None:
+        """Keeps 300 requests (over a second of work) waiting until the other plane was answered."""
+        with zmq.Context() as context, context.socket(zmq.DEALER) as sock:
+            sock.linger = 0
+            sock.connect(servers.local())
+            num_waiting = 0
+            while not answered.is_set():
+                while num_waiting < 300:
+                    sock.send_multipart([b"12345678", payload])
+                    num_waiting += 1
+                while sock.poll(10):
+                    sock.recv_multipart()
+                    num_waiting -= 1
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    try:
+        # Starved, it would have to wait for as long as the flood goes on: for ever.
+        assert ask(peer_address(server), CancelTransfer(transfer_id="t"), 20, 1) == Ack()
+        while num_served < 100:
+            assert thread.is_alive()
+            time.sleep(0.01)
+    finally:
+        answered.set()
+        thread.join()
     # 100 ms are 25 messages; all of a batch (64) between two ticks would be too many.
     assert max(after - before for before, after in zip(ticks, ticks[1:], strict=False)) <= 40
 
