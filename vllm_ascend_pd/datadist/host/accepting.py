@@ -12,6 +12,7 @@ import secrets
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -49,6 +50,7 @@ class Acceptor:
         self._lock = threading.Lock()  # guards _pending
         self._pending: dict[bytes, _Pending] = {}
         self.descriptor_socket = ""  # set once that listener stands
+        self.serve_join: Callable[[socket.socket], None] | None = None  # purpose `comm`: two-sided links
 
     def serve_tcp(self, sock: socket.socket, hello: Hello) -> bool:
         """One TCP connection; see Listener."""
@@ -64,6 +66,9 @@ class Acceptor:
             return True
         if hello.purpose == "unlink":
             self._serve_unlink(sock)
+            return False
+        if hello.purpose == "comm" and self.serve_join is not None:
+            self.serve_join(sock)
             return False
         raise BadFrame(f"purpose {hello.purpose!r} on TCP")
 

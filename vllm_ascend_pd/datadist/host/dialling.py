@@ -94,6 +94,10 @@ class Dialler:
         logger.warning("cluster_id=%d: %s to %s:%d: %s (%s)", cluster_id, verb, *address, text, status)
         return status
 
+    def connect(self, address: Address, deadline: float, purpose: str) -> socket.socket:
+        """An authenticated connection for two-sided links. Raises ChannelError, OSError."""
+        return self._connect(address, deadline, purpose)
+
     def _connect(self, address: Address, deadline: float, purpose: str, token: bytes = b"") -> socket.socket:
         sock = socket.create_connection(address, max(0.001, deadline - time.monotonic()))
         if sock.getsockname() == sock.getpeername():  # a free port of the ephemeral range can connect to itself

@@ -50,9 +50,10 @@ class Engine:
         self.options = options
         self.caches = CacheTable()
         self.links = LinkTable()
+        self.preparing: set[int] = set()  # peers whose two-sided link is being made; see two_sided
         self._identity = Identity(cluster_id, options, self.caches, self.links)
-        self._acceptor = Acceptor(self._identity)
-        self._dialler = Dialler(self._identity)
+        self.acceptor = Acceptor(self._identity)
+        self.dialler = Dialler(self._identity)
         self._gate = threading.Condition()  # guards _running, _closed
         self._running = 0
         self._closed = False
@@ -79,23 +80,37 @@ class Engine:
         return self._tcp.counters if self._tcp else ServerCounters()
 
     def _start_listening(self, address: tuple[str, int]) -> None:
-        secret = self.options.secret
         try:
             sock = listen_tcp(address)
         except OSError as error:
             fail(LLMStatusCode.LLM_FAILED, f"cannot listen on {address[0]}:{address[1]}: {error}")
-        if self.options.transport != "tcp":
+        self._offer_descriptors()
+        self._tcp = Listener(sock, self.options.secret, self.acceptor.serve_tcp, "datadist-listener")
+
+    def _offer_descriptors(self) -> None:
+        if self.options.transport != "tcp" and self._unix is None:
             name = SOCKET_PREFIX + secrets.token_hex(16)
             try:
                 unix = listen_unix(name)
-                self._unix = Listener(unix, secret, self._acceptor.serve_unix, "datadist-descriptors")
-                self._acceptor.descriptor_socket = name
+                self._unix = Listener(unix, self.options.secret, self.acceptor.serve_unix, "datadist-descriptors")
+                self.acceptor.descriptor_socket = name
             except OSError as error:
                 logger.warning("no descriptor socket, peers will use TCP: %s", error)
-        self._tcp = Listener(sock, secret, self._acceptor.serve_tcp, "datadist-listener")
+
+    def open_listener(self, address: tuple[str, int]) -> Listener | None:
+        """One more listener for links, for the caller to close; None: this engine listens there already.
+
+        Raises OSError.
+        """
+        with self._listener_lock:
+            if self._tcp is not None and self.options.listen is not None and address[1] == self._tcp.port:
+                return None
+            sock = listen_tcp(address)
+            self._offer_descriptors()
+            return Listener(sock, self.options.secret, self.acceptor.serve_tcp, "datadist-rank")
 
     def _stop_listening(self) -> None:
-        self._acceptor.descriptor_socket = ""
+        self.acceptor.descriptor_socket = ""
         for listener in (self._tcp, self._unix):
             if listener is not None:
                 listener.close()
@@ -140,7 +155,7 @@ class Engine:
         with self._listener_lock:
             self._stop_listening()
         self._close_links()  # those that were being accepted meanwhile
-        self._dialler.join(_JOIN_S)
+        self.dialler.join(_JOIN_S)
 
     def _close_links(self) -> None:
         for link in self.links.all():
@@ -157,7 +172,7 @@ class Engine:
             if len(info.remote_ip_info_list) != 1 or not local_given or info.remote_cluster_id is None:
                 return LLMStatusCode.LLM_PARAM_INVALID
             ip, port = info.remote_ip_info_list[0]
-            return self._dialler.link(info.remote_cluster_id, (to_ip_text(ip), port), timeout_ms)
+            return self.dialler.link(info.remote_cluster_id, (to_ip_text(ip), port), timeout_ms)
 
         return _run_each(clusters, one)
 
@@ -169,18 +184,18 @@ class Engine:
         def one(info: LLMClusterInfo) -> LLMStatusCode:
             assert info.remote_cluster_id is not None
             if force:
-                return self._dialler.unlink(info.remote_cluster_id, None, timeout_ms)
+                return self.dialler.unlink(info.remote_cluster_id, None, timeout_ms)
             if len(info.remote_ip_info_list) != 1:
                 return LLMStatusCode.LLM_PARAM_INVALID
             ip, port = info.remote_ip_info_list[0]
-            return self._dialler.unlink(info.remote_cluster_id, (to_ip_text(ip), port), timeout_ms)
+            return self.dialler.unlink(info.remote_cluster_id, (to_ip_text(ip), port), timeout_ms)
 
         return _run_each(clusters, one)
 
     def get_link(self, cluster_id: int) -> Link:
         """The link to that peer. Raises LLMException(LLM_NOT_YET_LINK)."""
         link = self.links.get(cluster_id)
-        if link is None:
+        if link is None or cluster_id in self.preparing:
             fail(LLMStatusCode.LLM_NOT_YET_LINK, f"cluster {cluster_id} is not linked")
         return link
 

@@ -43,6 +43,7 @@ class RegisteredCache:
     req_keys: list[ReqKey]
     arenas: list[tuple[Arena, int] | None] = field(default_factory=list)
     users: int = 0
+    is_pooled: bool = False  # from a memory pool: there since `init`, so every link knows the memory
 
     @property
     def num_tensors(self) -> int:

@@ -45,6 +45,7 @@ class PushRequest:
     dst_layers: range | None = None
     tensors_per_layer: int = 2
     batch_index: int = 0
+    chunk_bytes: int = 0  # not 0: a batch slot is cut into blocks of so many bytes; `blocks` has no sources
 
 
 def check_local_pull(local: RegisteredCache, request: PullRequest) -> None:
@@ -77,7 +78,7 @@ def check_local_pull(local: RegisteredCache, request: PullRequest) -> None:
 def check_local_memory(local: RegisteredCache, last_linked_id: int) -> None:
     """The local cache must have been registered, for remote access, before the link was made."""
     require(local.accessible, f"local cache {local.cache_id} is not remote_accessible")
-    if local.cache_id > last_linked_id:
+    if local.cache_id > last_linked_id and not local.is_pooled:  # a pool is there from the start
         fail(
             LLMStatusCode.LLM_NOT_YET_LINK,
             f"local cache {local.cache_id} was registered after the link was made: unlink and link again",
@@ -155,6 +156,12 @@ def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, reque
             f"a local slot of {local.slot_bytes} bytes exceeds a remote one of {entry.slot_bytes}",
         )
         offsets = [request.batch_index * local.slot_bytes], [batch_index * entry.slot_bytes], [local.slot_bytes]
+    elif request.chunk_bytes:
+        chunk, dst_blocks = request.chunk_bytes, request.blocks[1]
+        require(chunk == entry.slot_bytes, f"chunks of {chunk} bytes for remote blocks of {entry.slot_bytes}")
+        require(request.batch_index < local.num_slots, f"src_batch_index {request.batch_index} of {local.num_slots}")
+        check_blocks("destination", dst_blocks, entry.num_slots)
+        offsets = split_into_blocks(request.batch_index * local.slot_bytes, local.slot_bytes, dst_blocks, chunk)
     else:
         src_blocks, dst_blocks = request.blocks
         require(len(src_blocks) == len(dst_blocks), f"{len(src_blocks)} source, {len(dst_blocks)} destination blocks")
