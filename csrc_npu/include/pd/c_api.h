@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// The C ABI of libpd_host.so: opaque handles, integers and pointers only. No exception crosses it.
+//
+// A function that returns int returns a negative PD_ERROR_* on failure, and pd_last_error() of the same thread says
+// what it was. A function that returns a handle returns null then. Handles may be used by any thread; each is freed
+// exactly once, by whoever made it, when no call that uses it runs any more.
+#pragma once
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PD_API __attribute__((visibility("default")))
+#define PD_ABI_VERSION 1  // changes with every incompatible change of this file
+
+#define PD_ERROR_INVALID (-1)  // an argument; the text says which
+#define PD_ERROR_MEMORY (-2)   // out of memory
+#define PD_ERROR_SYSTEM (-3)   // the operating system refused; the text says what
+#define PD_ERROR_INTERNAL (-4)
+
+PD_API int pd_abi_version(void);
+PD_API const char* pd_last_error(void);   // of this thread's last failed call; valid until its next call
+PD_API const char* pd_kernel_name(void);  // null with PD_ERROR_INVALID's text for a wrong PD_COPY_KERNEL
+PD_API const char* pd_crc32c_name(void);
+PD_API uint32_t pd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
+
+// ---- copies (bind/c_api_copy.cpp) ------------------------------------------------------------------------------
+
+// `stores` and results are the values of pd::Stores and pd::CopyState. A negative `timeout_ms` means no deadline.
+typedef struct pd_plan pd_plan;
+typedef struct pd_pool pd_pool;
+typedef struct pd_job pd_job;
+
+// Block pairs of one group as pd::BlockPairs describes them. `slices`: six words each, in the order of the fields of
+// pd::BlockSlice. Shifts may be null. The arrays are read during the call only.
+typedef struct pd_block_pairs {
+  uint64_t num_tensors;
+  const uint64_t* src_tensors;
+  const uint64_t* dst_tensors;
+  uint64_t src_block_stride;
+  uint64_t dst_block_stride;
+  uint64_t num_slices;
+  const int64_t* slices;
+  uint64_t num_blocks;
+  const int64_t* src_blocks;
+  const int64_t* dst_blocks;
+  const int64_t* src_shifts;
+  const int64_t* dst_shifts;
+} pd_block_pairs;
+
+PD_API pd_plan* pd_plan_create(int with_checksums);
+PD_API int pd_plan_add(pd_plan* plan, const pd_block_pairs* pairs);  // not while the plan is being copied
+PD_API void pd_plan_free(pd_plan* plan);                             // jobs keep what they need
+PD_API uint64_t pd_plan_num_bytes(const pd_plan* plan);
+PD_API uint64_t pd_plan_num_pieces(const pd_plan* plan);
+PD_API uint64_t pd_plan_num_runs(const pd_plan* plan);
+PD_API uint64_t pd_plan_num_pairs(const pd_plan* plan);
+
+// Blocks until the copy is done or its deadline passed; returns the state. `checksums`: num_checksums places, exactly
+// the plan's pairs when it has checksums, else null and 0.
+PD_API int pd_execute(const pd_plan* plan, int stores, int64_t timeout_ms, uint32_t* checksums, uint64_t num_checksums);
+
+// Checksums of the source's bytes as they are now (side 0), or of the destination's (side 1), without a copy.
+PD_API int pd_checksum(const pd_plan* plan, int side, uint32_t* checksums, uint64_t num_checksums);
+
+// Plan and execution of one group in one call: what extract, inject and straight copies of a request need.
+PD_API int pd_copy_blocks(const pd_block_pairs* pairs, int stores, int64_t timeout_ms);
+
+// The same with the blocks apart from what a group always has (the block fields of `group` are not read).
+PD_API int pd_copy_group(const pd_block_pairs* group, uint64_t num_blocks, const int64_t* src_blocks,
+                         const int64_t* dst_blocks, int stores, int64_t timeout_ms);
+
+PD_API pd_pool* pd_pool_create(uint32_t num_threads, const int32_t* cpus, uint64_t num_cpus);
+PD_API void pd_pool_free(pd_pool* pool);  // cancels what is queued, waits for what runs
+
+// Returns at once. `checksums` as above, valid until the job is done.
+PD_API pd_job* pd_submit(pd_pool* pool, const pd_plan* plan, int stores, int64_t timeout_ms, uint32_t* checksums,
+                         uint64_t num_checksums);
+PD_API int pd_job_poll(pd_job* job);                      // never blocks
+PD_API int pd_job_wait(pd_job* job, int64_t timeout_ms);  // helps to copy; the state, 0 (running) at the timeout
+PD_API void pd_job_cancel(pd_job* job);                   // pd_job_wait() says when nothing is touched any more
+PD_API void pd_job_free(pd_job* job);                     // cancels, and waits until nothing is touched any more
+
+#ifdef __cplusplus
+}
+#endif
