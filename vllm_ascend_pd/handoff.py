@@ -44,6 +44,14 @@ def prompt_digest(token_ids: Sequence[int], salt: str = "") -> str:
     return digest.hexdigest()
 
 
+def ask_bytes(transfer_id: str, digest: str) -> bytes:
+    """What an API server signs when it asks its own engine core for a lease: the transfer, and its prompt's digest.
+
+    The engine core takes the digest over, as hashing a long prompt would take a step too long.
+    """
+    return msgspec.msgpack.encode([transfer_id.encode("utf-8", "surrogatepass"), digest.encode("utf-8", "replace")])
+
+
 def sign_handoff(handoff: Handoff, secret: Secret) -> Handoff:
     """The same handoff with a signature over all of its fields."""
     return msgspec.structs.replace(handoff, signature=secret.sign(_PURPOSE, _signed_bytes(handoff)))

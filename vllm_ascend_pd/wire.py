@@ -6,7 +6,7 @@ instance's private runtime directory. *Peer*: decode instance to prefill instanc
 derived from the deployment's secret. Nothing on the wire is executable; frames are bounded (`MAX_FRAME_BYTES`).
 Every message is idempotent: a repeat gives the same answer.
 
-History of WIRE_VERSION: 1, first release.
+History of WIRE_VERSION: 1, first light. 2, staging: `RankAddress.stage_port`, StageExtract, StageFree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2
 MAX_FRAME_BYTES: Final = 4 << 20
 
 
@@ -47,6 +47,7 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: int  # uint64, unique per process start
     host: str
     port: int
+    stage_port: int = 0  # where this rank's worker answers StageExtract; 0: it has no staging buffer
 
 
 # ------------------------------------------------------------------ peer plane: decode -> prefill
@@ -91,6 +92,36 @@ class CancelTransfer(msgspec.Struct, tag="cancel", frozen=True, kw_only=True):
     transfer_id: str
 
 
+# ------------------------------------------------------------------ peer plane: decode worker -> prefill worker
+
+
+class StageItem(msgspec.Struct, frozen=True, array_like=True):
+    """Blocks of the tensors `[start, stop)` of registered cache `model_id`; tensor by tensor, in this order."""
+
+    model_id: int
+    start: int
+    stop: int
+    blocks: tuple[int, ...]
+
+
+class StageExtract(msgspec.Struct, tag="stage_extract", frozen=True, kw_only=True):
+    """Gather leased blocks into the prefill rank's staging buffer. Answered by StageSlot, or Refused (`staging_busy`).
+
+    `extract_id` is new for every extract, and kept when the message is sent again. Without items nothing is gathered:
+    the answer only measures the way.
+    """
+
+    extract_id: str
+    items: tuple[StageItem, ...]
+    deadline_ms: int
+
+
+class StageFree(msgspec.Struct, tag="stage_free", frozen=True, kw_only=True):
+    """The slot has been read. Answered by LeaseVerdict: whether it was the reader's until now."""
+
+    extract_id: str
+
+
 # ------------------------------------------------------------------ local plane: API server -> own engine core
 
 
@@ -113,6 +144,7 @@ class ConnectPeer(msgspec.Struct, tag="connect_peer", frozen=True, kw_only=True)
 class DeliverHandoff(msgspec.Struct, tag="deliver", frozen=True, kw_only=True):
     """Decode only: load this handoff for a request that is (or will be) in this engine core.
 
+    The API server has compared the handoff's prompt digest with the request's tokens.
     Answered by LoadResult when the load has ended; asking again about the same `transfer_id` joins the same load.
     """
 
@@ -129,7 +161,7 @@ class ComputeLocally(msgspec.Struct, tag="compute_locally", frozen=True, kw_only
 
 
 LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally | CancelTransfer
-PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer
+PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer | StageExtract | StageFree
 
 
 # ------------------------------------------------------------------ answers
@@ -172,6 +204,13 @@ class LeaseVerdict(msgspec.Struct, tag="lease_verdict", frozen=True, kw_only=Tru
     remaining_ms: int = 0
 
 
+class StageSlot(msgspec.Struct, tag="stage_slot", frozen=True, kw_only=True):
+    """Where the extracted bytes lie: `num_bytes` from block `first` of the rank's registered staging cache on."""
+
+    first: int
+    num_bytes: int
+
+
 class StatusReply(msgspec.Struct, tag="status_reply", frozen=True, kw_only=True):
     """JSON-able status of one engine core."""
 
@@ -204,4 +243,4 @@ class LoadResult(msgspec.Struct, tag="load_result", frozen=True, kw_only=True):
     pull_ms: float = 0.0
 
 
-Answer = Ack | Refused | HelloReply | LeaseVerdict | StatusReply | HealthReply | ConnectResult | LoadResult
+Answer = Ack | Refused | HelloReply | LeaseVerdict | StageSlot | StatusReply | HealthReply | ConnectResult | LoadResult

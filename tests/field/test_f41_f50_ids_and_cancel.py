@@ -14,6 +14,7 @@ from tests.e2e.engines import Zygote
 from tests.e2e.pairs import Counts, Pair, decode_leg, prefill_leg
 from tests.field.conftest import BLOCK
 from tests.field.peer import cancel, secret_of
+from vllm_ascend_pd.handoff import ask_bytes
 
 pytestmark = pytest.mark.engine
 CANCELS = 100
@@ -57,7 +58,8 @@ def test_f50_a_cancel_that_comes_before_the_prefill_has_ended_leaves_no_lease(zy
     """The request is signed and named by the decode side; its cancel overtakes the answer."""
     secret = secret_of(zygote)
     transfer_id = "decode-engine/epoch/request-1/0"
-    ask = {"do_remote_decode": True, "pd_transfer_id": transfer_id, "pd_ask": secret.sign("ask", transfer_id.encode())}
+    token = secret.sign("ask", ask_bytes(transfer_id, ""))
+    ask = {"do_remote_decode": True, "pd_transfer_id": transfer_id, "pd_ask": token}
     cancel(pair.prefill, secret, [transfer_id])
     result = pair.prefill.generate([prompt(3 * BLOCK, seed=3)], [sampling(1, extra_args={"kv_transfer_params": ask})])[
         0

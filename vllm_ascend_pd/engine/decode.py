@@ -17,7 +17,7 @@ from typing import Any
 from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.control.server import Reply
 from vllm_ascend_pd.engine.carried import not_carried
-from vllm_ascend_pd.engine.stats import StatsRecorder
+from vllm_ascend_pd.engine.stats import STAGED_STAGES, StatsRecorder
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.handoff import from_kv_transfer_params, prompt_digest, verify_handoff
 from vllm_ascend_pd.plan.blocks import PlanError, plan_pulls
@@ -43,6 +43,7 @@ class _Offer:
     handoff: Handoff
     reply: Callable[[LoadResult], object] | None
     came: float
+    is_checked: bool = False  # an API server of ours compared the prompt: hashing it takes a step too long
     refused: str = ""
 
 
@@ -200,7 +201,7 @@ class DecodeHalf:
         self.wake()
 
     def _offer(self, request_id: str, handoff: Handoff, reply: Callable[[LoadResult], object] | None) -> None:
-        offer = _Offer(request_id, handoff, reply, self._clock())
+        offer = _Offer(request_id, handoff, reply, self._clock(), is_checked=reply is not None)
         try:
             verify_handoff(handoff, self._secret)
         except PDError as error:
@@ -252,7 +253,7 @@ class DecodeHalf:
         elif holder is not None:  # giving back would end the other request's lease
             self._refuse(offer, "duplicate: another request loads, or has loaded, from this handoff")
         elif request is not None:
-            problem = self._problem(request, offer.handoff)
+            problem = self._problem(request, offer)
             if problem:
                 self._give_back(offer.handoff, False)
                 self._refuse(offer, problem)
@@ -274,17 +275,19 @@ class DecodeHalf:
         else:
             self.loads.compute_locally(offer.request_id, problem)
 
-    def _problem(self, request: Any, handoff: Handoff) -> str:
+    def _problem(self, request: Any, offer: _Offer) -> str:
+        handoff = offer.handoff
         if handoff.layout != self._layout:
             return f"layout: {handoff.layout} in the handoff, {self._layout} here"
         prompt = request.prompt_token_ids or []
-        if prompt_digest(prompt[: handoff.num_tokens]) != handoff.prompt_digest:
+        if not offer.is_checked and prompt_digest(prompt[: handoff.num_tokens]) != handoff.prompt_digest:
             return "prompt: the handoff was made for another prompt"
         return ""
 
     def _plan(self, load: Load) -> PullTask | None:
         handoff = load.handoff
         assert handoff is not None
+        started = self._clock()
         try:
             peer = self.peers.known(handoff)
             if peer is None:
@@ -302,6 +305,7 @@ class DecodeHalf:
             return None
         now = self._clock()
         self._stats.stage("wait", now - load.waiting_since)
+        self._stats.stage("plan", now - started)
         return PullTask(
             load.request_id,
             handoff.transfer_id,
@@ -317,8 +321,12 @@ class DecodeHalf:
         """Bytes and seconds by rank, transfers and failures once for all ranks."""
         if result.ok:
             self._stats.count("bytes", result.num_bytes)
-            for stage in ("renew", "link", "pull", "release"):
-                self._stats.stage(stage, getattr(result, f"{stage}_s"))
+            self._stats.count("pieces", result.num_pieces)
+            self._stats.count("calls", result.num_calls)
+            self._stats.count("staged", int(result.staged))
+            for stage, seconds in result.seconds.items():
+                if result.staged or stage not in STAGED_STAGES:
+                    self._stats.stage(stage, seconds)
         else:
             logger.warning(
                 "request_id=%s transfer failed on rank %d: %s", result.request_id, result.rank, result.reason

@@ -17,7 +17,7 @@ from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.control.server import Reply
 from vllm_ascend_pd.engine.carried import not_carried
 from vllm_ascend_pd.engine.stats import StatsRecorder
-from vllm_ascend_pd.handoff import prompt_digest, sign_handoff, to_kv_transfer_params
+from vllm_ascend_pd.handoff import ask_bytes, prompt_digest, sign_handoff, to_kv_transfer_params
 from vllm_ascend_pd.handshake import compare
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.transfer.lease import LeaseTable
@@ -95,13 +95,15 @@ class PrefillHalf:
             self._stats.count("leases_denied")
             return None
         transfer_id = str(params.get("pd_transfer_id") or "")
-        signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", transfer_id.encode("utf-8", "replace"))
-        if not signed:  # what an unknown client calls its transfer is not ours to use
+        digest = str(params.get("pd_prompt_digest") or "")
+        signed = self._secret.verify(str(params.get("pd_ask") or ""), "ask", ask_bytes(transfer_id, digest))
+        if not signed:  # what an unknown client calls its transfer, or its prompt, is not ours to use
             transfer_id = self._own_transfer_id(request.request_id)
-        return self._grant(request, block_ids, transfer_id, signed)
+            digest = prompt_digest(request.prompt_token_ids)
+        return self._grant(request, block_ids, transfer_id, digest, signed)
 
     def _grant(
-        self, request: Any, block_ids: Sequence[Sequence[int]], transfer_id: str, signed: bool
+        self, request: Any, block_ids: Sequence[Sequence[int]], transfer_id: str, digest: str, signed: bool
     ) -> dict[str, Any] | None:
         held = [self._pool.blocks[i] for ids in block_ids for i in ids if i != 0]
         grant = self.leases.grant(
@@ -118,7 +120,6 @@ class PrefillHalf:
             return None
         self._pool.touch(held)
         self._stats.count("leases_granted")
-        num_tokens = request.num_prompt_tokens
         handoff = sign_handoff(
             Handoff(
                 transfer_id=transfer_id,
@@ -127,8 +128,8 @@ class PrefillHalf:
                 epoch=self._config.epoch,
                 host=self._config.advertise_host,
                 port=self.peer_port,
-                num_tokens=num_tokens,
-                prompt_digest=prompt_digest(request.prompt_token_ids[:num_tokens]),
+                num_tokens=request.num_prompt_tokens,
+                prompt_digest=digest,
                 block_ids=tuple(tuple(ids) for ids in block_ids),
                 layout=self._layout,
                 lease_ms=self._config.lease_ms,

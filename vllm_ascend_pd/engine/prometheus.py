@@ -73,7 +73,8 @@ class DataDistPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         self._stages = histogram(
             name="vllm:pd_stage_seconds",
             documentation="Seconds per stage of a transfer: wait (from the request's arrival until its pull is "
-            "given to the workers), renew, link, pull, release (each rank's own) (decode).",
+            "given to the workers), plan and post (what starting it takes of the engine's step), renew, link, extract "
+            "and inject (staged transfers; extract: what is not hidden behind pulls), pull, release (decode).",
             buckets=STAGE_BUCKETS,
             labelnames=[*labelnames, "stage"],
         )

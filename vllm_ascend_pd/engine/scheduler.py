@@ -53,7 +53,7 @@ class SchedulerHalf:
         self.config = config
         self.stats = StatsRecorder()
         self._worker_problems: dict[int, list[str]] = {}  # by rank, as of the last step
-        self._links: dict[int, list[int]] = {}  # decode: rank -> linked cluster ids, as of the last step
+        self._links: dict[int, list[dict[str, Any]]] = {}  # decode: rank -> its links, as of the last step
         self._pool: Any = None
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
@@ -195,11 +195,11 @@ class SchedulerHalf:
         """Data links of our ranks, made and not dropped; those of a peer that has been replaced by cluster id only."""
         known = {rank.cluster_id: (peer, rank) for peer in peers.peers() for rank in peer.ranks}
         links: list[dict[str, Any]] = []
-        for tp_rank, cluster_ids in sorted(self._links.items()):
-            for cluster_id in cluster_ids:
-                links.append({"tp_rank": tp_rank, "cluster_id": cluster_id})
-                if cluster_id in known:
-                    peer, rank = known[cluster_id]
+        for tp_rank, told in sorted(self._links.items()):
+            for link in told:
+                links.append({"tp_rank": tp_rank, **link})
+                if link["cluster_id"] in known:
+                    peer, rank = known[link["cluster_id"]]
                     links[-1] |= {"engine_id": peer.engine_id, "host": rank.host, "port": rank.port}
         return links
 

@@ -8,8 +8,29 @@ from collections import Counter as Tally
 from collections import defaultdict
 from typing import Any
 
-STAGES = ("wait", "renew", "link", "pull", "release")
-STAGE_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+STAGED_STAGES = ("extract", "inject")
+STAGES = ("wait", "plan", "post", "renew", "link", *STAGED_STAGES, "pull", "release")
+STAGE_BUCKETS = (
+    0.00005,
+    0.0001,
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1,
+    2,
+    5,
+    10,
+    30,
+    60,
+)
 
 # name -> (metric, help); the keys of the stats payload.
 COUNTERS = {
@@ -19,6 +40,12 @@ COUNTERS = {
         "Handoffs with nothing to move, as the decode side had it all cached (decode).",
     ),
     "bytes": ("vllm:pd_transfer_bytes", "KV bytes pulled from prefill instances (decode)."),
+    "pieces": (
+        "vllm:pd_transfer_pieces",
+        "Pieces of the pulled KV: consecutive blocks of a layer are one; staged, a slot is one (decode).",
+    ),
+    "calls": ("vllm:pd_transfer_calls", "Calls into the data plane for pulls, by all ranks (decode)."),
+    "staged": ("vllm:pd_transfers_staged", "Ranks' parts of transfers that went through staging buffers (decode)."),
     "tokens": ("vllm:pd_loaded_tokens", "Prompt tokens whose KV came from a prefill instance (decode)."),
     "leases_granted": ("vllm:pd_leases_granted", "Leases granted on finished prompts (prefill)."),
     "leases_released": ("vllm:pd_leases_released", "Leases that all readers released (prefill)."),

@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from vllm_ascend_pd import datadist
@@ -19,14 +21,24 @@ from vllm_ascend_pd.engine.caches import describe_groups, describe_regions, regi
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.plan.layout import CacheLayout
 from vllm_ascend_pd.secret import Secret
+from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.links import LinkTable
 from vllm_ascend_pd.transfer.loads import RankResult
+from vllm_ascend_pd.transfer.moving import Caches
 from vllm_ascend_pd.transfer.puller import PullContext, PullWorkers
+from vllm_ascend_pd.transfer.staging.buffer import StagingBuffer
+from vllm_ascend_pd.transfer.staging.chunks import SLOT_BYTES, can_stage
+from vllm_ascend_pd.transfer.staging.copier import HostCopier
+from vllm_ascend_pd.transfer.staging.puller import StagedPuller
+from vllm_ascend_pd.transfer.staging.server import StageServer
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
 from vllm_ascend_pd.wire import RankAddress
 
 logger = logging.getLogger(__name__)
+
+PREFILL_SLOTS = 4  # many decode ranks read from one prefill rank
+DECODE_SLOTS = 2  # one for each pull thread
 
 
 class WorkerHalf:
@@ -42,7 +54,10 @@ class WorkerHalf:
         self._datadist: Any = None
         self._pulls: PullWorkers | None = None
         self._links: LinkTable | None = None
-        self._told_links: list[int] = []
+        self._ways: WayChooser | None = None
+        self._stage_server: StageServer | None = None
+        self._told_version = 0
+        self._posted_s: dict[str, float] = {}  # request id -> what posting its pull took of the step
         self._told_problems: list[str] = []
         self.address: RankAddress | None = None
 
@@ -73,15 +88,22 @@ class WorkerHalf:
             for model_id, regions in enumerate(layout.caches)
         ]
         self._datadist = engine
+        staging = self._make_staging(layout, is_prefill)
+        if staging is not None:
+            staging.register(module, manager, cluster_id)
         if is_prefill:
+            if staging is not None:
+                self._stage_server = self._serve_staging(staging, layout, host)
             self.address = RankAddress(
                 tp_rank=self._rank,
                 cluster_id=cluster_id,
                 host=host,
                 port=datadist.listening_port(engine) or 0,
+                stage_port=self._stage_server.port if self._stage_server is not None else 0,
             )
         else:
-            self._pulls = PullWorkers(self._context(module, layout, caches, manager, host))
+            groups = [region_layers(layout, group.layers) for group in self._groups]
+            self._pulls = PullWorkers(self._context(Caches(layout, groups, caches, manager, module), staging, host))
         logger.info(
             "pd rank=%d data plane=%s registered %d regions in %d caches, %d blocks",
             self._rank,
@@ -94,24 +116,40 @@ class WorkerHalf:
     def submit(self, task: PullTask | DropPeer) -> None:
         """Queue what the scheduler half wants; returns at once."""
         assert self._pulls is not None
+        started = time.monotonic()
         self._pulls.submit(task)
+        if isinstance(task, PullTask):
+            self._posted_s[task.request_id] = time.monotonic() - started
 
     def take_results(self) -> list[RankResult]:
         """Answers of finished tasks; never blocks."""
-        return self._pulls.take_answers() if self._pulls is not None else []
+        if self._pulls is None:
+            return []
+        return [
+            replace(answer, seconds={**answer.seconds, "post": self._posted_s.pop(answer.request_id, 0.0)})
+            for answer in self._pulls.take_answers()
+        ]
 
-    def take_links(self) -> dict[int, list[int]]:
-        """The cluster ids that this rank is linked with, by its rank, when they have changed since the last call."""
-        linked = self._links.cluster_ids if self._links is not None else []
-        if linked == self._told_links:
+    def take_links(self) -> dict[int, list[dict[str, Any]]]:
+        """This rank's links, by its rank, when anything about them has changed since the last call."""
+        links, ways = self._links, self._ways
+        if links is None or ways is None or ways.version == self._told_version:
             return {}
-        self._told_links = linked
-        return {self._rank: linked}
+        self._told_version = ways.version
+        return {self._rank: [{"cluster_id": i, **self._describe_link(i, ways)} for i in links.cluster_ids]}
+
+    def _describe_link(self, cluster_id: int, ways: WayChooser) -> dict[str, Any]:
+        try:
+            transport = datadist.link_transport(self._datadist, cluster_id)
+        except Exception:  # spoilt or dropped meanwhile: the next pull makes it anew
+            transport = "none"
+        return {"transport": transport, "transfer": ways.describe(cluster_id)}
 
     def take_problems(self) -> dict[int, list[str]]:
         """Sentences for /health by this rank, when they have changed since the last call."""
-        pulls = self._pulls
-        found = [] if pulls is None else [f"{name} of worker rank {self._rank}" for name in pulls.find_problems()]
+        names = self._pulls.find_problems() if self._pulls is not None else []
+        names += self._stage_server.problems() if self._stage_server is not None else []
+        found = [f"{name} of worker rank {self._rank}" for name in names]
         if found == self._told_problems:
             return {}
         self._told_problems = found
@@ -121,6 +159,8 @@ class WorkerHalf:
         """Stop pulling, unlink, release."""
         if self._pulls is not None:
             self._pulls.close()
+        if self._stage_server is not None:
+            self._stage_server.close()
         if self._datadist is not None:
             self._datadist.finalize()
             self._datadist = None
@@ -141,19 +181,36 @@ class WorkerHalf:
         result: dict[str, str] = options.generate_options()
         return result
 
-    def _context(self, module: Any, layout: CacheLayout, caches: list[Any], manager: Any, host: str) -> PullContext:
-        self._links = LinkTable(self._datadist, module, host)
+    def _make_staging(self, layout: CacheLayout, is_prefill: bool) -> StagingBuffer | None:
+        """Before the first link: what is registered later cannot be reached over it."""
+        if self._config.transfer == "straight":
+            return None
+        if not can_stage(layout):
+            if self._config.transfer == "staged":
+                raise PDConfigError(f"--pd-transfer staged: a KV block of a layer is larger than {SLOT_BYTES} bytes")
+            return None
+        return StagingBuffer(PREFILL_SLOTS if is_prefill else DECODE_SLOTS, len(layout.caches))
+
+    def _serve_staging(self, staging: StagingBuffer, layout: CacheLayout, host: str) -> StageServer:
+        path = f"{self._config.runtime_dir}/stage{self._rank}.sock"
+        secret = self._secret
+        return StageServer(staging, layout, HostCopier(), secret, path, host)
+
+    def _context(self, caches: Caches, staging: StagingBuffer | None, host: str) -> PullContext:
+        module, clients = caches.module, ClientTable(self._secret)
+        staged = None
+        if staging is not None:
+            staged = StagedPuller(staging, caches.layout, HostCopier(), caches.manager, module)
+        self._ways = WayChooser(self._config.transfer, staged, clients, module.LLMException)
+        self._links = LinkTable(self._datadist, module, host, self._ways)
         return PullContext(
             rank=self._rank,
             num_ranks=self._num_ranks,
             reader=self._config.epoch,
-            layout=layout,
-            group_layers=[region_layers(layout, group.layers) for group in self._groups],
             caches=caches,
-            manager=manager,
             links=self._links,
-            module=module,
-            clients=ClientTable(self._secret),
+            ways=self._ways,
+            clients=clients,
         )
 
 

@@ -19,7 +19,7 @@ from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.errors import PDAuthError, PDRequestError, PDUnreachableError
 from vllm_ascend_pd.front.http_messages import CancelAsk, PeerFacts, PrefillAnswer, PrefillAsk
 from vllm_ascend_pd.front.remote import Core
-from vllm_ascend_pd.handoff import from_kv_transfer_params
+from vllm_ascend_pd.handoff import ask_bytes, from_kv_transfer_params, prompt_digest
 from vllm_ascend_pd.secret import RequestVerifier, Secret
 from vllm_ascend_pd.wire import WIRE_VERSION, CancelTransfer, StatusQuery, StatusReply
 
@@ -108,10 +108,12 @@ class PrefillServer:
             raise PrefillRefused(409, f"transfer {ask.transfer_id} was cancelled before it came")
         if ask.transfer_id in self._in_flight:
             raise PrefillRefused(409, f"transfer {ask.transfer_id} is being computed")
+        digest = prompt_digest(ask.token_ids)
         params = {
             "do_remote_decode": True,
             "pd_transfer_id": ask.transfer_id,
-            "pd_ask": self._secret.sign("ask", ask.transfer_id.encode()),
+            "pd_prompt_digest": digest,
+            "pd_ask": self._secret.sign("ask", ask_bytes(ask.transfer_id, digest)),
         }
         task = asyncio.ensure_future(generate(ask, params))
         self._in_flight[ask.transfer_id] = task

@@ -55,13 +55,16 @@ def plan_pulls(
             raise PlanError(
                 f"group {group}: {last} blocks are needed, the handoff has {len(src)}, allocated are {len(dst)}"
             )
-        pairs = [(src[i], dst[i]) for i in range(first, last) if dst[i] != NULL_BLOCK]
-        missing = [i for i in range(first, last) if dst[i] != NULL_BLOCK and src[i] == NULL_BLOCK]
-        if missing:
+        sources, destinations = tuple(src[first:last]), tuple(dst[first:last])
+        kept: Sequence[int] = range(first, last)
+        if NULL_BLOCK in destinations:  # a sliding window
+            kept = [i for i in kept if dst[i] != NULL_BLOCK]
+            sources, destinations = tuple(src[i] for i in kept), tuple(dst[i] for i in kept)
+        if NULL_BLOCK in sources:
+            missing = kept[sources.index(NULL_BLOCK)] * size
             raise PlanError(
-                f"group {group}: the prefill side kept nothing of tokens from {missing[0] * size} on, which are needed"
+                f"group {group}: the prefill side kept nothing of tokens from {missing} on, which are needed"
             )
-        if pairs:
-            sources, destinations = zip(*pairs, strict=True)
-            pulls.append(GroupPull(group, tuple(sources), tuple(destinations)))
+        if sources:
+            pulls.append(GroupPull(group, sources, destinations))
     return tuple(pulls)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.wire import RankAddress
@@ -25,13 +25,24 @@ class LinkFailedError(PDError):
     """No link to a prefill rank; the message names its address and the status code."""
 
 
+class LinkWatcher(Protocol):
+    """Is told of each link under its lock: nobody uses a link that `prepare` has not seen."""
+
+    def prepare(self, peer: RankAddress) -> None:
+        """The link has been made. Never raises."""
+
+    def forget(self, cluster_id: int) -> None:
+        """The link is being dropped."""
+
+
 class LinkTable:
     """Links by the peer's cluster id (unique per process start, so a restarted peer is another one)."""
 
-    def __init__(self, datadist: Any, module: Any, local_host: str) -> None:
+    def __init__(self, datadist: Any, module: Any, local_host: str, watcher: LinkWatcher) -> None:
         self._datadist = datadist
         self._module = module
         self._local_host = local_host
+        self._watcher = watcher
         self._linked: set[int] = set()
         self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._guard = threading.Lock()
@@ -43,7 +54,7 @@ class LinkTable:
             return sorted(self._linked)
 
     def ensure(self, peer: RankAddress, deadline: float) -> None:
-        """Link if there is no link yet. Blocks at most until `deadline` (monotonic seconds).
+        """Link if there is no link yet. Blocks at most until `deadline` (monotonic seconds), and while it is measured.
 
         Raises:
             LinkFailedError: refused, timed out, or the peer's data plane disagrees.
@@ -63,11 +74,13 @@ class LinkTable:
                 raise LinkFailedError(f"link: to {peer.host}:{peer.port} (rank {peer.tp_rank}): {code!s}")
             with self._guard:
                 self._linked.add(peer.cluster_id)
+            self._watcher.prepare(peer)
 
     def drop(self, cluster_ids: Iterable[int]) -> None:
         """Forget links, on this side only; unknown ones are ignored."""
         for cluster_id in cluster_ids:
             with self._lock_of(cluster_id):
+                self._watcher.forget(cluster_id)
                 cluster = self._module.LLMClusterInfo()
                 cluster.remote_cluster_id = cluster_id
                 try:

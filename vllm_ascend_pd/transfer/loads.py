@@ -12,7 +12,7 @@ import enum
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from vllm_ascend_pd.plan.blocks import PlanError
@@ -54,10 +54,10 @@ class RankResult:
     ok: bool  # every byte written, and the lease was ours until after the last one
     reason: str = ""
     num_bytes: int = 0
-    renew_s: float = 0.0
-    link_s: float = 0.0
-    pull_s: float = 0.0
-    release_s: float = 0.0
+    num_pieces: int = 0
+    num_calls: int = 0
+    staged: bool = False
+    seconds: Mapping[str, float] = field(default_factory=dict)  # by stage
 
 
 Reply = Callable[[LoadResult], object]
@@ -307,7 +307,7 @@ class LoadTable:
                 outcome="gone" if load.aborted else "loaded",
                 num_tokens=load.num_tokens,
                 num_bytes=sum(r.num_bytes for r in results),
-                pull_ms=max(r.pull_s for r in results) * 1000,
+                pull_ms=max(r.seconds.get("pull", 0.0) for r in results) * 1000,
             ),
         )
         self._end(load)

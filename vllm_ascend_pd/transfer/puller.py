@@ -13,14 +13,14 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from vllm_ascend_pd.control.client import ControlClient
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
-from vllm_ascend_pd.plan.layout import CacheLayout
+from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.links import LinkTable
 from vllm_ascend_pd.transfer.loads import RankResult
+from vllm_ascend_pd.transfer.moving import Caches, Moved, PullFailedError, move
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
 from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress
 
@@ -29,14 +29,8 @@ logger = logging.getLogger(__name__)
 CONTROL_TIMEOUT_S = 5.0
 CONTROL_ATTEMPTS = 3
 QUIET_TIMEOUT_S = 1.0
-# One call moves at most this much, so that a deadline or a shutdown is seen between calls.
-SLICE_BYTES = 256 << 20
 IDLE_BEAT_S = 0.5
 STUCK_S = 30.0  # longer than what a pull may take after its deadline: a link, a slice, two control messages
-
-
-class PullFailedError(PDError):
-    """This rank's part failed; the reason goes to the API server's policy."""
 
 
 @dataclass
@@ -46,12 +40,9 @@ class PullContext:
     rank: int
     num_ranks: int
     reader: str  # this decode engine's epoch: what its leases are held by
-    layout: CacheLayout
-    group_layers: Sequence[Sequence[str]]
-    caches: Sequence[Any]  # datadist Cache per model_id
-    manager: Any  # datadist CacheManager
+    caches: Caches
     links: LinkTable
-    module: Any  # the datadist implementation's names
+    ways: WayChooser
     clients: ClientTable
 
 
@@ -98,6 +89,8 @@ class PullWorkers:
             self._tasks.put(None)
         for thread in self._threads:
             thread.join(timeout=10)
+        if self._context.ways.staged is not None:
+            self._context.ways.staged.close()
         self._context.clients.close()
 
     def _run(self) -> None:
@@ -147,7 +140,7 @@ def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResu
         if not verdict.held:
             return _failed(context.rank, task, f"lease_{verdict.state}")
         renewed = time.monotonic()
-        num_bytes, link_s = _pull(context, task, min(deadline, renewed + verdict.remaining_ms / 1000))
+        moved = _pull(context, task, min(deadline, renewed + verdict.remaining_ms / 1000))
         pulled = time.monotonic()
         # The lease has to have been ours until after the last byte; only its owner can say so.
         verdict = _ask(client, LeaseRelease(**ident, rank=context.rank, num_ranks=context.num_ranks))
@@ -164,11 +157,18 @@ def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResu
         context.rank,
         True,
         "",
-        num_bytes,
-        renewed - started,
-        link_s,
-        pulled - renewed - link_s,
-        ended - pulled,
+        moved.num_bytes,
+        moved.num_pieces,
+        moved.num_calls,
+        moved.staged,
+        {
+            "renew": renewed - started,
+            "link": moved.link_s,
+            "extract": moved.extract_s,
+            "pull": moved.pull_s,
+            "inject": moved.inject_s,
+            "release": ended - pulled,
+        },
     )
     return result if verdict.held else replace(result, ok=False, reason=f"lease_{verdict.state}")
 
@@ -188,25 +188,25 @@ def _release_quietly(client: ControlClient, ident: dict[str, str], context: Pull
         logger.debug("release after a failed pull: %s", error)
 
 
-def _pull(context: PullContext, task: PullTask, deadline: float) -> tuple[int, float]:
-    """Bytes moved, and seconds spent on linking. One relink when the link was spoilt by somebody else."""
+def _pull(context: PullContext, task: PullTask, deadline: float) -> Moved:
+    """What was moved. One relink when the link was spoilt by somebody else."""
     source = _source_rank(task.ranks, context.rank)
     started = time.monotonic()
     context.links.ensure(source, deadline)
     link_s = time.monotonic() - started
-    try:
-        return _pull_groups(context, task, source, deadline), link_s
-    except context.module.LLMException as error:
-        codes = context.module.LLMStatusCode
-        context.links.drop((source.cluster_id,))
-        if error.status_code != codes.LLM_NOT_YET_LINK:
-            raise PullFailedError(f"pull: {error}") from error
-    context.links.ensure(source, deadline)
-    try:
-        return _pull_groups(context, task, source, deadline), link_s
-    except context.module.LLMException as error:
-        context.links.drop((source.cluster_id,))
-        raise PullFailedError(f"pull: {error}") from error
+    codes = context.caches.module.LLMStatusCode
+    for is_last in (False, True):
+        try:
+            moved = move(context.caches, context.ways, task.pulls, source.cluster_id, deadline)
+        except context.caches.module.LLMException as error:
+            context.links.drop((source.cluster_id,))
+            if is_last or error.status_code != codes.LLM_NOT_YET_LINK:
+                raise PullFailedError(f"pull: {error}") from error
+            context.links.ensure(source, deadline)
+        else:
+            moved.link_s = link_s
+            return moved
+    raise AssertionError("unreachable")
 
 
 def _source_rank(ranks: Sequence[RankAddress], rank: int) -> RankAddress:
@@ -214,27 +214,3 @@ def _source_rank(ranks: Sequence[RankAddress], rank: int) -> RankAddress:
         if address.tp_rank == rank:
             return address
     raise PullFailedError(f"the prefill side has no TP rank {rank} (it has {[r.tp_rank for r in ranks]})")
-
-
-def _pull_groups(context: PullContext, task: PullTask, source: RankAddress, deadline: float) -> int:
-    num_bytes = 0
-    for pull in task.pulls:
-        for run in context.layout.runs(context.group_layers[pull.group]):
-            block_bytes = context.layout.caches[run.model_id][run.start].block_bytes
-            per_layer = block_bytes * len(pull.dst_blocks)
-            step = max(1, SLICE_BYTES // per_layer)
-            for first in range(run.start, run.stop, step):
-                if time.monotonic() > deadline:
-                    raise PullFailedError("deadline: too little lease time was left for the next slice")
-                layers = range(first, min(first + step, run.stop))
-                context.manager.pull_blocks(
-                    context.module.BlocksCacheKey(source.cluster_id, run.model_id),
-                    context.caches[run.model_id],
-                    list(pull.src_blocks),
-                    list(pull.dst_blocks),
-                    src_layer_range=layers,
-                    dst_layer_range=layers,
-                    tensor_num_per_layer=1,
-                )
-                num_bytes += per_layer * len(layers)
-    return num_bytes

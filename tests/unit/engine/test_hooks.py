@@ -227,7 +227,11 @@ def test_problems_and_links_are_the_latest_that_each_rank_told(monkeypatch):
     monkeypatch.setattr(
         world.d.half, "peers", SimpleNamespace(alive=lambda: True, last_beat=scheduler.time.monotonic())
     )
-    world.step(in_multi(meta(problems={0: ["dead: a"], 1: ["stuck: b"]}, links={0: [7], 1: [8]})))
+    world.step(
+        in_multi(
+            meta(problems={0: ["dead: a"], 1: ["stuck: b"]}, links={0: [{"cluster_id": 7}], 1: [{"cluster_id": 8}]})
+        )
+    )
     world.step(meta(problems={1: []}, links={1: []}))
     world.step(meta())
     assert world.half.problems() == ("dead: a",)

@@ -12,7 +12,7 @@ from vllm_ascend_pd.config import PDRole
 from vllm_ascend_pd.engine import prefill as module
 from vllm_ascend_pd.engine.prefill import PrefillHalf
 from vllm_ascend_pd.engine.stats import StatsRecorder
-from vllm_ascend_pd.handoff import from_kv_transfer_params, prompt_digest, verify_handoff
+from vllm_ascend_pd.handoff import ask_bytes, from_kv_transfer_params, prompt_digest, verify_handoff
 from vllm_ascend_pd.plan.layout import layout_fingerprint
 from vllm_ascend_pd.transfer.lease import LeaseTable
 from vllm_ascend_pd.wire import (
@@ -89,10 +89,12 @@ def p() -> Prefill:
 
 
 def signed(transfer_id: str = "d/e/r/0") -> dict:
+    digest = prompt_digest(PROMPT)
     return {
         "do_remote_decode": True,
         "pd_transfer_id": transfer_id,
-        "pd_ask": SECRET.sign("ask", transfer_id.encode()),
+        "pd_prompt_digest": digest,
+        "pd_ask": SECRET.sign("ask", ask_bytes(transfer_id, digest)),
     }
 
 
@@ -193,6 +195,14 @@ def test_an_unsigned_ask_gets_an_id_of_ours(p: Prefill, token: str):
     first = from_kv_transfer_params(p.finish(params=params))
     second = from_kv_transfer_params(p.finish(params=params, block_ids=((8,),)))
     assert len({"d/e/r/0", first.transfer_id, second.transfer_id}) == 3
+
+
+def test_a_digest_that_nobody_signed_is_computed_here(p: Prefill):
+    """Else a client could have a handoff signed for a prompt that was not computed."""
+    params = {**signed(), "pd_prompt_digest": prompt_digest([9])}
+    handoff = from_kv_transfer_params(p.finish(params=params))
+    assert handoff.transfer_id != "d/e/r/0"
+    assert handoff.prompt_digest == prompt_digest(PROMPT)
 
 
 # ---------------------------------------------------------------- hello

@@ -22,6 +22,7 @@ from vllm_ascend_pd.front import hooks, routes
 from vllm_ascend_pd.front.ask import AskClient, AskFailed
 from vllm_ascend_pd.front.http_messages import MAX_BODY_BYTES, PrefillAsk
 from vllm_ascend_pd.front.server import PrefillServer
+from vllm_ascend_pd.handoff import ask_bytes, prompt_digest
 from vllm_ascend_pd.secret import AUTH_HEADER, Secret, sign_request
 from vllm_ascend_pd.wire import WIRE_VERSION, CancelTransfer, HealthReply, StatusReply
 
@@ -128,7 +129,8 @@ async def test_an_ask_computes_one_token_and_brings_the_handoff(prefill: Prefill
     assert request_id == "pd-d/e/r1/0"
     params = sampling.extra_args["kv_transfer_params"]
     assert params["do_remote_decode"] is True
-    assert SECRET.verify(params["pd_ask"], "ask", b"d/e/r1/0")
+    assert params["pd_prompt_digest"] == prompt_digest([1, 2, 3, 4])
+    assert SECRET.verify(params["pd_ask"], "ask", ask_bytes("d/e/r1/0", params["pd_prompt_digest"]))
 
 
 async def test_the_peer_facts_name_the_engine_core_s_control_address(prefill: Prefill, client: AskClient) -> None:

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 from vllm_ascend_pd.plan.blocks import GroupPull
 from vllm_ascend_pd.plan.layout import Region, build_layout
 from vllm_ascend_pd.transfer import puller
+from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.links import LinkTable
+from vllm_ascend_pd.transfer.moving import Caches
 from vllm_ascend_pd.transfer.puller import PullContext, PullWorkers
 from vllm_ascend_pd.transfer.tasks import PullTask
 from vllm_ascend_pd.wire import LeaseVerdict, RankAddress
@@ -116,17 +118,15 @@ class Rank:
         self.datadist = Datadist()
         self.clients = Clients()
         regions = {f"l{i}": Region(i * 100 * BLOCK_BYTES, 100, BLOCK_BYTES) for i in range(NUM_LAYERS)}
+        ways = WayChooser("straight", None, self.clients, LLMException)
         self.workers = PullWorkers(
             PullContext(
                 rank=0,
                 num_ranks=1,
                 reader="e0",
-                layout=build_layout(regions),
-                group_layers=[list(regions)],
-                caches=["cache"],
-                manager=self.datadist,
-                links=LinkTable(self.datadist, MODULE, "127.0.0.1"),
-                module=MODULE,
+                caches=Caches(build_layout(regions), [list(regions)], ["cache"], self.datadist, MODULE),
+                links=LinkTable(self.datadist, MODULE, "127.0.0.1", ways),
+                ways=ways,
                 clients=self.clients,
             ),
             num_threads,

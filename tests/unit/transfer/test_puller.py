@@ -10,7 +10,7 @@ import pytest
 from tests.unit.transfer.fakes import BLOCK_BYTES, HELD, NUM_LAYERS, Clock, LLMException, Rank, make_task
 from vllm_ascend_pd.errors import PDUnreachableError
 from vllm_ascend_pd.transfer import links as links_module
-from vllm_ascend_pd.transfer import puller
+from vllm_ascend_pd.transfer import moving, puller
 from vllm_ascend_pd.transfer.tasks import DropPeer
 from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress, Refused
 
@@ -122,6 +122,7 @@ def test_a_drop_that_fails_does_not_end_the_thread(rank: Rank, monkeypatch: pyte
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
     monkeypatch.setattr(puller, "time", clock)
+    monkeypatch.setattr(moving, "time", clock)
     monkeypatch.setattr(links_module, "time", clock)
     return clock
 
@@ -136,7 +137,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     ],
 )
 def test_a_pull_is_cut_into_slices_of_layers_by_bytes(rank: Rank, monkeypatch, slice_bytes: int, layers: list[range]):
-    monkeypatch.setattr(puller, "SLICE_BYTES", slice_bytes)
+    monkeypatch.setattr(moving, "SLICE_BYTES", slice_bytes)
     assert rank.pull().num_bytes == NUM_LAYERS * 2 * BLOCK_BYTES
     assert [call[4] for call in rank.datadist.calls if call[0] == "pull"] == layers
 
@@ -145,7 +146,7 @@ def test_a_pull_is_cut_into_slices_of_layers_by_bytes(rank: Rank, monkeypatch, s
 def test_no_slice_begins_after_the_deadline_or_without_lease_time(
     clock: Clock, rank: Rank, monkeypatch, deadline_s: float, remaining_ms: int
 ):
-    monkeypatch.setattr(puller, "SLICE_BYTES", 1)
+    monkeypatch.setattr(moving, "SLICE_BYTES", 1)
     rank.clients.answers = [LeaseVerdict(held=True, state="held", remaining_ms=remaining_ms)]
 
     def two_seconds() -> None:

@@ -8,8 +8,10 @@ last rank, and a failure is reported per request on both releases.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -94,7 +96,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         address = self.worker.address
         if address is None:
             return None
-        return DataDistRankAddress(address.tp_rank, address.cluster_id, address.host, address.port)
+        return DataDistRankAddress(**msgspec.structs.asdict(address))
 
     # ---------------------------------------------------------------- scheduler side
 
@@ -103,9 +105,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         ranks = sorted(metadata.values(), key=lambda m: m.tp_rank)
-        self.half.set_ranks(
-            tuple(RankAddress(tp_rank=m.tp_rank, cluster_id=m.cluster_id, host=m.host, port=m.port) for m in ranks)
-        )
+        self.half.set_ranks(tuple(RankAddress(**dataclasses.asdict(rank)) for rank in ranks))
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -27,9 +28,9 @@ class DataDistWorkerMeta(KVConnectorWorkerMetadata):
     """Worker ranks to the scheduler half; `aggregate` keeps every rank's answer apart."""
 
     rank_results: list[RankResult] = field(default_factory=list)
-    # By rank, when they have changed: sentences for /health, and the cluster ids that the rank is linked with.
+    # By rank, when they have changed: sentences for /health, and the rank's links for /pd/status.
     problems: dict[int, list[str]] = field(default_factory=dict)
-    links: dict[int, list[int]] = field(default_factory=dict)
+    links: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         """Answers of both."""
@@ -47,3 +48,4 @@ class DataDistRankAddress(KVConnectorHandshakeMetadata):
     cluster_id: int
     host: str
     port: int
+    stage_port: int = 0
