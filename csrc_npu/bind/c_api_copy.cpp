@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "handles.h"
 #include "pd/c_api.h"
 #include "pd/check.h"
 #include "pd/copy_engine.h"
@@ -14,10 +15,6 @@
 
 struct pd_plan {
   std::shared_ptr<pd::CopyPlan> plan;
-};
-
-struct pd_pool {
-  pd::CopyPool pool;
 };
 
 struct pd_job {

@@ -83,6 +83,72 @@ PD_API int pd_job_wait(pd_job* job, int64_t timeout_ms);  // helps to copy; the 
 PD_API void pd_job_cancel(pd_job* job);                   // pd_job_wait() says when nothing is touched any more
 PD_API void pd_job_free(pd_job* job);                     // cancels, and waits until nothing is touched any more
 
+// ---- host data plane (bind/c_api_plane.cpp) --------------------------------------------------------------------
+
+// One plane per process, described in pd/plane.h. Times are as above; `deadline_ns` is a reading of CLOCK_MONOTONIC.
+typedef struct pd_plane pd_plane;
+typedef struct pd_link pd_link;
+
+// The fields of pd::Transfer.
+typedef struct pd_transfer {
+  int64_t local_cache;
+  int64_t remote_cache;
+  uint64_t local_tensor_start;
+  uint64_t remote_tensor_start;
+  uint64_t num_tensors;
+  uint64_t local_base;
+  uint64_t remote_base;
+  uint64_t block_bytes;
+  uint64_t last_bytes;
+  uint64_t num_blocks;
+  const int64_t* local_blocks;
+  const int64_t* remote_blocks;
+  uint64_t max_words;
+  int64_t deadline_ns;
+} pd_transfer;
+
+typedef struct pd_outcome {
+  int32_t status;  // pd::LinkStatus
+  uint32_t peer_status;
+  int64_t value;
+  char text[256];
+} pd_outcome;
+
+typedef struct pd_event {
+  uint64_t link_id;
+  int32_t kind;  // pd::LinkEvent
+  char text[256];
+} pd_event;
+
+#define PD_LINK_STATS 7   // calls, runs, pieces, bytes, posting_ns, moving_ns, failures
+#define PD_PLANE_STATS 6  // connections, requests, refused, bytes, bad_frames, stalled
+
+// `pool` may be null (copies run in their caller's thread), and must outlive the plane.
+PD_API pd_plane* pd_plane_create(uint32_t num_threads, int64_t transfer_timeout_ms, pd_pool* pool);
+PD_API void pd_plane_free(pd_plane* plane);  // ends all connections, joins the threads
+PD_API int pd_plane_add_cache(pd_plane* plane, int64_t id, uint64_t num_tensors, const uint64_t* tensors,
+                              uint64_t tensor_bytes, int accessible);
+PD_API int pd_plane_remove_cache(pd_plane* plane, int64_t id, int64_t timeout_ms);  // 1: nothing touches it; 0: not yet
+// Takes the descriptors, also on failure.
+PD_API pd_link* pd_plane_open_link(pd_plane* plane, uint64_t num_request, const int32_t* request_fds,
+                                   uint64_t num_serve, const int32_t* serve_fds, int64_t last_local_cache);
+PD_API int pd_plane_wait_event(pd_plane* plane, int64_t timeout_ms, pd_event* event);  // 1: an event; 0: none, or woken
+PD_API void pd_plane_wake(pd_plane* plane);
+PD_API void pd_plane_stats(const pd_plane* plane, uint64_t* stats);
+
+PD_API uint64_t pd_link_id(const pd_link* link);
+PD_API int pd_link_add_cache(pd_link* link, int64_t id, uint64_t num_tensors, uint64_t tensor_bytes,
+                             const uint64_t* mapped);  // null: not mapped here
+// Block until nothing is touched any more. 0, and `outcome` says how it ended.
+PD_API int pd_link_read(pd_link* link, const pd_transfer* transfer, pd_outcome* outcome);   // remote to local
+PD_API int pd_link_write(pd_link* link, const pd_transfer* transfer, pd_outcome* outcome);  // local to remote
+PD_API void pd_link_cut(pd_link* link);
+PD_API void pd_link_close(pd_link* link, int64_t timeout_ms);
+PD_API void pd_link_free(pd_link* link);
+PD_API void pd_link_stats(const pd_link* link, uint64_t* stats);
+
+PD_API void pd_blocks_range(uint64_t num_blocks, const int64_t* blocks, int64_t* range);  // lowest, highest; 0, -1: none
+
 #ifdef __cplusplus
 }
 #endif
