@@ -61,6 +61,22 @@ class LLMException(RuntimeError):
         return self._status_code
 
 
+class Status:
+    """A status as an object; legacy."""
+
+    def __init__(self, code: LLMStatusCode) -> None:
+        self._code = code
+
+    @property
+    def status_code(self) -> LLMStatusCode:
+        """The code."""
+        return self._code
+
+    def is_ok(self) -> bool:
+        """Whether it is success."""
+        return self._code == LLMStatusCode.LLM_SUCCESS
+
+
 def to_status(value: int) -> LLMStatusCode:
     """The member of that value; LLM_FAILED for values that are none."""
     try:

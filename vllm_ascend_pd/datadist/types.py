@@ -324,3 +324,10 @@ def check_layer_range(name: str, layers: range | None) -> None:
     check_type(name, layers, range)
     if layers is not None:
         require(layers.step == 1 and 0 <= layers.start < layers.stop, f"{name} {layers} is not 0 <= start < stop")
+
+
+def check_block_ids(name: str, blocks: Sequence[int]) -> None:
+    """A list or tuple of ints; negative ids are a TypeError: the real binding cannot turn them into uint64."""
+    check_type(name, blocks, (list, tuple), int, allow_none=False)
+    if blocks and min(blocks) < 0:
+        raise TypeError(f"{name}: block {min(blocks)} is negative")

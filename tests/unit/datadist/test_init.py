@@ -16,7 +16,7 @@ from vllm_ascend_pd import datadist
 from vllm_ascend_pd.datadist import choose
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
-from vllm_ascend_pd.datadist.types import CacheDesc, DataType, LLMClusterInfo, LLMRole
+from vllm_ascend_pd.datadist.types import CacheDesc, CacheKey, DataType, LLMClusterInfo, LLMRole
 
 DIRECT = {"llm.EnableCacheManager": "1", "llm.EnableRemoteCacheAccessible": "1"}
 
@@ -223,18 +223,12 @@ def test_two_sided_link_checks_its_arguments(engine, args, error):
 @pytest.mark.parametrize(
     ("call", "status"),
     [
-        (lambda engine: engine.link("a", {1: 0, 2: 1}, "{}"), "LLM_FEATURE_NOT_ENABLED"),
+        (lambda engine: engine.link("a", {1: 0, 2: 1}, "{}"), "LLM_LINK_FAILED"),
         (lambda engine: engine.unlink(1), "LLM_NOT_YET_LINK"),
         (lambda engine: engine.query_register_mem_status(1), "LLM_NOT_YET_LINK"),
         (lambda engine: engine.kv_cache_manager, "LLM_PARAM_INVALID"),
         (lambda engine: engine.check_link_status(1), "LLM_PARAM_INVALID"),
-        (lambda engine: engine.cache_manager.allocate_cache(None), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.allocate_blocks_cache(None), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.deallocate_cache(None), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.deallocate_blocks_cache(None), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.remove_cache_key(None), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.transfer_cache_async(), "LLM_FEATURE_NOT_ENABLED"),
-        (lambda engine: engine.cache_manager.remap_registered_memory(()), "LLM_FEATURE_NOT_ENABLED"),
+        (lambda engine: engine.cache_manager.remove_cache_key(CacheKey(1, 1)), "LLM_FEATURE_NOT_ENABLED"),
     ],
 )
 def test_what_the_host_implementation_lacks_says_so(engine, call, status):

@@ -7,6 +7,7 @@ import pytest
 
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 from vllm_ascend_pd.datadist.host.table import CacheTable
+from vllm_ascend_pd.datadist.host.table_keys import Keys
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
 from vllm_ascend_pd.datadist.types import (
     INVALID_ID,
@@ -133,7 +134,7 @@ def test_cache_table_is_limited_to_one_mib(manager):
 
 def test_unregister_waits_for_a_copy_that_touches_the_memory():
     table = CacheTable()
-    cache = table.register(DESC, ADDRS, is_blocks=True, req_keys=[], accessible=None)
+    cache = table.register(DESC, ADDRS, is_blocks=True, keys=Keys(), accessible=None)
     with table.use(cache.cache_id):
         table.unregister(cache.cache_id, 0.0)  # waited out: logged, forgotten all the same
     with pytest.raises(LLMException), table.use(cache.cache_id):

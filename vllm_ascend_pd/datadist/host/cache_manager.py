@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`CacheManager`: registration, pull, push and local copies, with the interface's argument checks (§4).
+"""`CacheManager`: pull, push and local copies, with the interface's argument checks (§4); registration is its base.
 
 Argument checks raise TypeError, ValueError or LLMException(LLM_PARAM_INVALID) before the engine is asked; the
 engine's refusals are LLMException with its own code. Calls may come from any thread.
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
 from vllm_ascend_pd.datadist.host import local
-from vllm_ascend_pd.datadist.host.engine import Engine
+from vllm_ascend_pd.datadist.host.async_task import CacheTask, TransferJob
+from vllm_ascend_pd.datadist.host.registration import CacheRegistration
 from vllm_ascend_pd.datadist.host.transfers import PullRequest, PushRequest
 from vllm_ascend_pd.datadist.status import (
     LLMStatusCode,
@@ -23,90 +24,21 @@ from vllm_ascend_pd.datadist.status import (
     fail,
     require,
 )
+from vllm_ascend_pd.datadist.transfer_types import LayerSynchronizer, MemInfo, Memtype, TransferWithCacheKeyConfig
 from vllm_ascend_pd.datadist.types import (
-    INVALID_ID,
     BlocksCacheKey,
     Cache,
-    CacheDesc,
     CacheKey,
     CacheKeyByIdAndIndex,
+    check_block_ids,
     check_layer_range,
 )
 
 Blocks = list[int] | tuple[int, ...]
 
 
-class CacheManager:
+class CacheManager(CacheRegistration):
     """Reached through `LLMDataDist.cache_manager`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    # ---- registration (§4.1)
-
-    def register_cache(
-        self,
-        cache_desc: CacheDesc,
-        addrs: list[int],
-        cache_keys: Sequence[CacheKey] = (),
-        remote_accessible: bool | None = None,
-    ) -> Cache:
-        """Register contiguous memory whose first dimension counts batch slots; key i names slot i."""
-        check_type("cache_desc", cache_desc, CacheDesc)
-        check_type("addrs", addrs, list, int)
-        check_type("cache_keys", cache_keys, (list, tuple), CacheKey)
-        check_type("remote_accessible", remote_accessible, bool)
-        count = len(addrs)
-        require(count > 0 and count == cache_desc.num_tensors, f"{count} addrs for {cache_desc.num_tensors} tensors")
-        require(all(addrs), "addrs must not contain 0")
-        slots = cache_desc.shape[0]
-        require(len(cache_keys) <= slots, f"{len(cache_keys)} cache_keys for {slots} batch slots")
-        keys = [(key.req_id, key.model_id, index) for index, key in enumerate(cache_keys)]
-        return self._register(cache_desc, addrs, keys, remote_accessible, is_blocks=False)
-
-    def register_blocks_cache(
-        self,
-        cache_desc: CacheDesc,
-        addrs: Sequence[int],
-        blocks_cache_key: BlocksCacheKey | None = None,
-        remote_accessible: bool | None = None,
-    ) -> Cache:
-        """Register paged memory whose first dimension counts blocks; peers find it by the key's model_id."""
-        check_type("cache_desc", cache_desc, CacheDesc)
-        check_type("addrs", addrs, (list, tuple), int)
-        check_type("blocks_cache_key", blocks_cache_key, BlocksCacheKey)
-        check_type("remote_accessible", remote_accessible, bool)
-        require(len(addrs) > 0, "addrs must not be empty")
-        keys = [] if blocks_cache_key is None else [(INVALID_ID, blocks_cache_key.model_id, 0)]
-        return self._register(cache_desc, addrs, keys, remote_accessible, is_blocks=True)
-
-    def _register(
-        self,
-        desc: CacheDesc,
-        addrs: Sequence[int],
-        keys: list[tuple[int, int, int]],
-        remote_accessible: bool | None,
-        *,
-        is_blocks: bool,
-    ) -> Cache:
-        with self._register_call():
-            cache = self._engine.caches.register(
-                desc, addrs, is_blocks=is_blocks, req_keys=keys, accessible=remote_accessible
-            )
-        return Cache(cache.cache_id, desc, list(cache.addresses), is_blocks)
-
-    def unregister_cache(self, cache_id: int) -> None:
-        """Forget a cache; unknown ids are fine. Call it only after unlinking."""
-        check_int64("cache_id", cache_id)
-        with self._register_call():
-            self._engine.caches.unregister(cache_id, self._engine.options.sync_timeout_ms / 1000)
-
-    @contextmanager
-    def _register_call(self) -> Iterator[None]:
-        if self._engine.is_closed:  # these three fail differently from the rest (§4.9)
-            fail(LLMStatusCode.LLM_FAILED, "llm datadist has been finalized")
-        with self._engine.call():
-            yield
 
     # ---- pull (§4.3)
 
@@ -126,8 +58,8 @@ class CacheManager:
         check_type("dst_cache", dst_cache, Cache, allow_none=False)
         src_layers, dst_layers, per_layer = _layer_arguments(kwargs)
         require(dst_cache.is_blocks_cache, "dst_cache must be a blocks cache")
-        _check_blocks("src_blocks", src_blocks)
-        _check_blocks("dst_blocks", dst_blocks)
+        check_block_ids("src_blocks", src_blocks)
+        check_block_ids("dst_blocks", dst_blocks)
         require(len(dst_blocks) > 0, "dst_blocks must not be empty")
         if isinstance(src_cache_key, BlocksCacheKey):
             require(len(src_blocks) > 0, "src_blocks must not be empty with a BlocksCacheKey")
@@ -136,8 +68,7 @@ class CacheManager:
         request = PullRequest(
             src_cache_key, dst_cache.cache_id, (src_blocks, dst_blocks), src_layers, dst_layers, per_layer
         )
-        with self._engine.call():
-            self._engine.pull(request)
+        self._pull(request)
 
     def pull_cache(
         self,
@@ -156,7 +87,11 @@ class CacheManager:
         require(size == -1 or size > 0, f"size must be -1 or positive, not {size}")
         src_layers, dst_layers, per_layer = _layer_arguments(kwargs)
         request = PullRequest(cache_key, cache.cache_id, None, src_layers, dst_layers, per_layer, batch_index, size)
+        self._pull(request)
+
+    def _pull(self, request: PullRequest) -> None:
         with self._engine.call():
+            self._engine.caches.require_held(request.cache_id)
             self._engine.pull(request)
 
     # ---- push (§4.5)
@@ -175,8 +110,8 @@ class CacheManager:
         check_type("dst_cache_key", dst_cache_key, BlocksCacheKey, allow_none=False)
         check_type("src_cache", src_cache, Cache, allow_none=False)
         require(src_cache.is_blocks_cache, "src_cache must be a blocks cache")
-        _check_blocks("src_blocks", src_blocks)
-        _check_blocks("dst_blocks", dst_blocks)
+        check_block_ids("src_blocks", src_blocks)
+        check_block_ids("dst_blocks", dst_blocks)
         require(len(dst_blocks) > 0, "dst_blocks must not be empty")
         self._push(
             PushRequest(
@@ -222,8 +157,7 @@ class CacheManager:
         check_layer_range("src_layer_range", request.src_layers)
         check_layer_range("dst_layer_range", request.dst_layers)
         _check_per_layer(request.tensors_per_layer)
-        with self._engine.call():
-            self._engine.push(request)
+        self._push_one(request)
 
     # ---- local operations (§4.7)
 
@@ -244,7 +178,10 @@ class CacheManager:
         check_uint32("dst_batch_index", dst_batch_index)
         check_uint32("src_batch_index", src_batch_index)
         slots = dst_batch_index, src_batch_index
-        with self._engine.call():
+        check_type("offset", offset, int)
+        check_type("size", size, int)
+        check_type("req_id", req_id, int)
+        with self._local_call(dst, src):
             local.copy_cache(self._engine.caches, dst.cache_id, src.cache_id, slots, offset, size)
 
     def copy_blocks(self, cache: Cache, copy_block_info: dict[int, list[int]]) -> None:
@@ -254,10 +191,10 @@ class CacheManager:
         require(cache.is_blocks_cache, "copy_blocks takes a blocks cache")
         pairs = []
         for src, targets in copy_block_info.items():
-            _check_blocks("copy_block_info", [src])
-            _check_blocks("copy_block_info", targets)
+            check_block_ids("copy_block_info", [src])
+            check_block_ids("copy_block_info", targets)
             pairs += [(src, dst) for dst in targets]
-        with self._engine.call():
+        with self._local_call(cache):
             local.copy_blocks(self._engine.caches, cache.cache_id, pairs)
 
     def swap_blocks(self, src_cache: Cache, dst_cache: Cache, src_to_dst: dict[int, int]) -> None:
@@ -265,43 +202,57 @@ class CacheManager:
         check_type("src_cache", src_cache, Cache, allow_none=False)
         check_type("dst_cache", dst_cache, Cache, allow_none=False)
         check_type("src_to_dst", src_to_dst, dict, int, allow_none=False)
-        _check_blocks("src_to_dst", list(src_to_dst.values()))
+        check_block_ids("src_to_dst", list(src_to_dst.values()))
         with self._engine.call():
             local.swap_blocks(src_cache, dst_cache, list(src_to_dst.items()))
 
-    # ---- not in the host implementation (docs/datadist.md)
+    @contextmanager
+    def _local_call(self, *caches: Cache) -> Iterator[None]:
+        with self._engine.call():
+            for cache in caches:
+                self._engine.caches.require_held(cache.cache_id)
+            yield
 
-    def allocate_cache(self, *_: Any, **__: Any) -> NoReturn:
-        """Needs a memory pool."""
-        _refuse("allocate_cache: memory pools")
+    def remap_registered_memory(self, mem_infos: MemInfo | list[MemInfo]) -> None:
+        """Device memory repair: host memory never moves, so that only the arguments and the links are checked."""
+        check_type("mem_infos", mem_infos, (MemInfo, list), MemInfo if isinstance(mem_infos, list) else None)
+        infos = mem_infos if isinstance(mem_infos, list) else [mem_infos]
+        require(len(infos) > 0, "mem_infos must not be empty")
+        for info in infos:
+            require(info.mem_type == Memtype.MEM_TYPE_DEVICE, "remap_registered_memory takes device memory only")
+            require(info.addr != 0 and info.size > 0, f"no memory has addr {info.addr:#x} and size {info.size}")
+        with self._engine.call():
+            if not self._engine.links.all():
+                fail(LLMStatusCode.LLM_NOT_YET_LINK, "remap_registered_memory without a link")
 
-    def allocate_blocks_cache(self, *_: Any, **__: Any) -> NoReturn:
-        """Needs a memory pool."""
-        _refuse("allocate_blocks_cache: memory pools")
+    # ---- layer by layer, in the background (§4.6)
 
-    def deallocate_cache(self, *_: Any, **__: Any) -> NoReturn:
-        """Needs a memory pool."""
-        _refuse("deallocate_cache: memory pools")
+    def transfer_cache_async(
+        self,
+        src_cache: Cache,
+        layer_synchronizer: LayerSynchronizer,
+        transfer_configs: Sequence[TransferWithCacheKeyConfig],
+        src_block_indices: Blocks | None = None,
+        dst_block_indices: Blocks | None = None,
+        dst_block_memory_size: int | None = None,
+    ) -> CacheTask:
+        """Push layers as `layer_synchronizer` says that they are complete, in a thread of its own."""
+        job = TransferJob(
+            src_cache,
+            layer_synchronizer,
+            transfer_configs,
+            src_block_indices,
+            dst_block_indices,
+            dst_block_memory_size,
+        )
+        job.check()
+        with self._engine.call():
+            return CacheTask(job, self._push_one)
 
-    def deallocate_blocks_cache(self, *_: Any, **__: Any) -> NoReturn:
-        """Needs a memory pool."""
-        _refuse("deallocate_blocks_cache: memory pools")
-
-    def remove_cache_key(self, *_: Any, **__: Any) -> NoReturn:
-        """Needs a memory pool."""
-        _refuse("remove_cache_key: memory pools")
-
-    def transfer_cache_async(self, *_: Any, **__: Any) -> NoReturn:
-        """Layer-wise asynchronous push."""
-        _refuse("transfer_cache_async")
-
-    def remap_registered_memory(self, *_: Any, **__: Any) -> NoReturn:
-        """Device memory repair."""
-        _refuse("remap_registered_memory")
-
-
-def _refuse(what: str) -> NoReturn:
-    fail(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, f"the host implementation has no {what}")
+    def _push_one(self, request: PushRequest) -> None:
+        with self._engine.call():
+            self._engine.caches.require_held(request.cache_id)
+            self._engine.push(request)
 
 
 def _layer_arguments(kwargs: dict[str, Any]) -> tuple[range | None, range | None, int]:
@@ -316,10 +267,3 @@ def _layer_arguments(kwargs: dict[str, Any]) -> tuple[range | None, range | None
 def _check_per_layer(value: int) -> None:
     check_integer("tensor_num_per_layer", value, 0, 2**32 - 1, "uint32")
     require(value > 0, "tensor_num_per_layer must be positive")
-
-
-def _check_blocks(name: str, blocks: Blocks) -> None:
-    """Negative ids are a TypeError: the real binding cannot turn them into uint64."""
-    check_type(name, blocks, (list, tuple), int, allow_none=False)
-    if blocks and min(blocks) < 0:
-        raise TypeError(f"{name}: block {min(blocks)} is negative")

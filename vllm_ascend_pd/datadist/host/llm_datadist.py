@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`LLMDataDist` of the host implementation: direct mode only (§1).
 
-Not implemented, and refused with LLM_FEATURE_NOT_ENABLED: two-sided `link` with a rank table, memory pools,
-`transfer_cache_async`, message mode, the hixl backend; ImportError for the old mode without cache manager.
-docs/datadist.md has the whole table.
+Not implemented, and refused with LLM_FEATURE_NOT_ENABLED: message mode, the hixl backend; ImportError for the old
+mode without cache manager. docs/datadist.md has every rule and where ours is stricter than the real engine.
 """
 
 from __future__ import annotations
@@ -17,10 +16,13 @@ from typing import ClassVar, NoReturn
 from vllm_ascend_pd.datadist.host.cache_manager import CacheManager
 from vllm_ascend_pd.datadist.host.engine import Engine
 from vllm_ascend_pd.datadist.host.options import parse_listen, parse_options
+from vllm_ascend_pd.datadist.host.pools import Pools
+from vllm_ascend_pd.datadist.host.two_sided import TwoSidedLinks, parse_link_time
 from vllm_ascend_pd.datadist.status import (
     LLMException,
     LLMStatusCode,
     check_int32,
+    check_int64,
     check_integer,
     check_type,
     check_uint64,
@@ -46,6 +48,7 @@ class LLMDataDist:
         self.owner_pid = 0  # of the process that initialised it
         self._engine: Engine | None = None
         self._cache_manager: CacheManager | None = None
+        self._two_sided: TwoSidedLinks | None = None
 
     def init(self, options: dict[str, str]) -> None:
         """Start the engine. Nothing happens when this instance is initialised already."""
@@ -54,8 +57,11 @@ class LLMDataDist:
         with LLMDataDist._instance_lock:
             if LLMDataDist.llm_engine_instance is not None:
                 fail(LLMStatusCode.LLM_FAILED, "Cannot init multiple LLMDataDists")
-            engine = Engine(self._cluster_id, parse_options(options))
-            self._engine, self._cache_manager = engine, CacheManager(engine)
+            parsed, link_time = parse_options(options), parse_link_time(options)
+            pools = Pools(options)
+            engine = Engine(self._cluster_id, parsed)
+            self._engine, self._cache_manager = engine, CacheManager(engine, pools)
+            self._two_sided = TwoSidedLinks(engine, link_time)
             self.owner_pid = os.getpid()
             LLMDataDist.llm_engine_instance = self
 
@@ -63,9 +69,11 @@ class LLMDataDist:
         """Wait for running calls, end all links, stop listening; `init` may follow. Idempotent."""
         with LLMDataDist._instance_lock:
             engine, self._engine, self._cache_manager = self._engine, None, None
-            if engine is None:
+            two_sided, self._two_sided = self._two_sided, None
+            if engine is None or two_sided is None:
                 return
             try:
+                two_sided.close()
                 engine.finalize()
             finally:
                 LLMDataDist.llm_engine_instance = None
@@ -132,24 +140,39 @@ class LLMDataDist:
         check_type("switch_options", switch_options, dict)
         text = (switch_options or {}).get("llm.listenIpInfo")
         with engine.call():
+            if self._comms().has_live:
+                fail(LLMStatusCode.LLM_EXIST_LINK, "switch_role while a two-sided link exists")
             engine.switch_listening(parse_listen(text) if text else None)
         self._role = role
 
-    def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> NoReturn:
-        """Two-sided links need a rank table and a communicator; not in the host implementation."""
-        self._running()
-        _check_two_sided(comm_name, cluster_rank_info, rank_table)
-        fail(LLMStatusCode.LLM_FEATURE_NOT_ENABLED, "the host implementation has no two-sided link")
+    def _comms(self) -> TwoSidedLinks:
+        two_sided = self._two_sided
+        if two_sided is None:
+            raise RuntimeError(_NOT_INITIALIZED)
+        return two_sided
 
-    def unlink(self, comm_id: int) -> NoReturn:
-        """No two-sided link exists."""
-        self._running()
-        fail(LLMStatusCode.LLM_NOT_YET_LINK, f"comm_id {comm_id} is unknown")
+    def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        """Begin a two-sided link, which all members must; its id. Poll `query_register_mem_status` until OK."""
+        engine = self._running()
+        _check_two_sided(comm_name, cluster_rank_info, rank_table)
+        with engine.call():
+            comm_id = self._comms().link(comm_name, cluster_rank_info, rank_table)
+            self.cache_manager.set_is_call_linked()
+        return comm_id
+
+    def unlink(self, comm_id: int) -> None:
+        """End a two-sided link, or its preparation. Raises LLM_NOT_YET_LINK, LLM_UNLINK_FAILED."""
+        engine = self._running()
+        check_int64("comm_id", comm_id)
+        with engine.call():
+            self._comms().unlink(comm_id)
 
     def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
-        """No two-sided link exists."""
-        self._running()
-        fail(LLMStatusCode.LLM_NOT_YET_LINK, f"comm_id {comm_id} is unknown")
+        """How far a two-sided link is. Raises LLM_NOT_YET_LINK."""
+        engine = self._running()
+        check_int64("comm_id", comm_id)
+        with engine.call():
+            return self._comms().query(comm_id)
 
     def check_link_status(self, remote_cluster_id: int) -> NoReturn:
         """Only in the old mode."""
@@ -179,7 +202,7 @@ def _check_two_sided(comm_name: str, ranks: dict[int, int], rank_table: str) -> 
         check_uint64("cluster id", cluster_id)
         check_integer("rank", rank, 0, 2**32 - 1, "uint32")
     values = list(ranks.values())
-    require(values == sorted(values), "cluster_rank_info: ranks must ascend")
+    require(values == sorted(set(values)), f"cluster_rank_info: ranks {values} must ascend")
 
 
 def _finalize_at_exit() -> None:

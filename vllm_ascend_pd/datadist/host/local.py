@@ -1,29 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Copies between local caches (§4.7): no link, no peer, the caller's thread."""
+"""Copies between local caches (§4.7): no link, no peer, the caller's thread; one native call for all tensors.
+
+Addresses are not checked: whoever registered them guarantees that the memory is there.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from vllm_ascend_pd.datadist.host.copying import copy_runs
-from vllm_ascend_pd.datadist.host.runs import check_blocks, pair_blocks
+from vllm_ascend_pd.datadist.host.runs import check_blocks
 from vllm_ascend_pd.datadist.host.table import CacheTable
-from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
+from vllm_ascend_pd.datadist.status import require
 from vllm_ascend_pd.datadist.types import Cache, Placement
+from vllm_ascend_pd.native.copying import CopyGroup
+
+Pairs = Sequence[tuple[int, int]]  # (source, destination)
 
 
-def _copy(dst: Sequence[int], src: Sequence[int], offsets: tuple[list[int], list[int], list[int]]) -> None:
-    src_offsets, dst_offsets, sizes = offsets
-    try:
-        copy_runs(
-            [base + offset for base in dst for offset in dst_offsets],
-            [base + offset for base in src for offset in src_offsets],
-            sizes * len(src),
-            math.inf,
-        )
-    except OSError as error:
-        fail(LLMStatusCode.LLM_FAILED, str(error))
+def _copy(src: Sequence[int], dst: Sequence[int], block_bytes: int, pairs: Pairs) -> None:
+    group = CopyGroup(src, dst, block_bytes)
+    for part in split_by_order(pairs, same_memory=src is dst):
+        group.copy([pair[0] for pair in part], [pair[1] for pair in part])
+
+
+def split_by_order(pairs: Pairs, *, same_memory: bool) -> Iterator[Pairs]:
+    """Parts that may be copied in any order, while the parts keep theirs.
+
+    Nothing is written twice in a part; with `same_memory` nothing is written and read, either.
+    """
+    start = 0
+    written: set[int] = set()
+    read: set[int] = set()
+    for position, (src, dst) in enumerate(pairs):
+        if dst in written or (same_memory and (src in written or dst in read)):
+            yield pairs[start:position]
+            start = position
+            written, read = set(), set()
+        written.add(dst)
+        read.add(src)
+    if start < len(pairs):
+        yield pairs[start:]
 
 
 def copy_cache(caches: CacheTable, dst_id: int, src_id: int, slots: tuple[int, int], offset: int, size: int) -> None:
@@ -40,8 +56,11 @@ def copy_cache(caches: CacheTable, dst_id: int, src_id: int, slots: tuple[int, i
         require(
             num_bytes > 0 and offset + num_bytes <= limit, f"size {size} at offset {offset}: slots of {limit} bytes"
         )
-        starts = slots[1] * src.slot_bytes + offset, slots[0] * dst.slot_bytes + offset
-        _copy(dst.addresses, src.addresses, ([starts[0]], [starts[1]], [num_bytes]))
+        if dst is src and slots[0] == slots[1]:
+            return  # onto itself
+        sources = [address + slots[1] * src.slot_bytes + offset for address in src.addresses]
+        targets = [address + slots[0] * dst.slot_bytes + offset for address in dst.addresses]
+        _copy(sources, targets, num_bytes, [(0, 0)])
 
 
 def copy_blocks(caches: CacheTable, cache_id: int, pairs: list[tuple[int, int]]) -> None:
@@ -50,9 +69,7 @@ def copy_blocks(caches: CacheTable, cache_id: int, pairs: list[tuple[int, int]])
         src, dst = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         check_blocks("source", src, cache.num_slots)
         check_blocks("destination", dst, cache.num_slots)
-        # One block a run, in the caller's order: a destination may be a later pair's source.
-        for pair in pairs:
-            _copy(cache.addresses, cache.addresses, pair_blocks(pair[:1], pair[1:], cache.slot_bytes))
+        _copy(cache.addresses, cache.addresses, cache.slot_bytes, pairs)
 
 
 def swap_blocks(src: Cache, dst: Cache, pairs: list[tuple[int, int]]) -> None:
@@ -60,6 +77,9 @@ def swap_blocks(src: Cache, dst: Cache, pairs: list[tuple[int, int]]) -> None:
     require(src.is_blocks_cache and dst.is_blocks_cache, "swap_blocks takes blocks caches")
     src_desc, dst_desc = src.cache_desc, dst.cache_desc
     require(src_desc.num_tensors == dst_desc.num_tensors, "swap_blocks: num_tensors differ")
+    for cache in (src, dst):
+        count = len(cache.tensor_addrs)
+        require(count == cache.cache_desc.num_tensors, f"swap_blocks: {cache} has {count} addresses")
     places = {src_desc.placement, dst_desc.placement}
     require(places == {Placement.HOST, Placement.DEVICE}, "swap_blocks: exactly one side must be HOST")
     src_bytes, dst_bytes = src_desc.size // src_desc.batch_size, dst_desc.size // dst_desc.batch_size
@@ -67,4 +87,4 @@ def swap_blocks(src: Cache, dst: Cache, pairs: list[tuple[int, int]]) -> None:
     src_blocks, dst_blocks = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     check_blocks("source", src_blocks, src_desc.batch_size)
     check_blocks("destination", dst_blocks, dst_desc.batch_size)
-    _copy(dst.tensor_addrs, src.tensor_addrs, pair_blocks(src_blocks, dst_blocks, src_bytes))
+    _copy(src.tensor_addrs, dst.tensor_addrs, src_bytes, pairs)

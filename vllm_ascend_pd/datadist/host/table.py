@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The caches that this process has registered, and what of them a peer gets to see.
+"""The caches that this process has registered or allocated, and what of them a peer gets to see.
 
 Strict where the real engine is lenient by mistake: a blocks key is bound once, bases that are served must be
 2 MiB-aligned. All methods may be called from any thread; one lock guards the tables, nothing else is taken
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from vllm_ascend_pd.datadist.host.messages import CacheEntry
+from vllm_ascend_pd.datadist.host.table_keys import KeyMaps, Keys, ReqKey
 from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
-from vllm_ascend_pd.datadist.types import INVALID_ID, CacheDesc, Placement
+from vllm_ascend_pd.datadist.types import INVALID_ID, CacheDesc, CacheKey, Placement
 from vllm_ascend_pd.memory.arena import Arena, find_arena
 from vllm_ascend_pd.memory.mapping import ALIGNMENT
 
@@ -26,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 _MAX_TABLE_BYTES: Final = 1 << 20  # Source: datadist-api.md §4.1
 _MAX_RANK: Final = 31
-
-ReqKey = tuple[int, int, int]  # (req id, model id, batch index)
 
 
 @dataclass(eq=False)
@@ -44,6 +43,7 @@ class RegisteredCache:
     arenas: list[tuple[Arena, int] | None] = field(default_factory=list)
     users: int = 0
     is_pooled: bool = False  # from a memory pool: there since `init`, so every link knows the memory
+    is_dropped: bool = False  # deallocated, but a key still names it
 
     @property
     def num_tensors(self) -> int:
@@ -71,7 +71,7 @@ class CacheTable:
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards everything below
         self._caches: dict[int, RegisteredCache] = {}
-        self._keys: dict[tuple[int, int], tuple[int, int]] = {}  # (req id, model id) -> (cache id, batch index)
+        self._keys = KeyMaps()
         self._next_id = 1
 
     def register(
@@ -80,42 +80,42 @@ class CacheTable:
         addresses: Sequence[int],
         *,
         is_blocks: bool,
-        req_keys: list[ReqKey],
+        keys: Keys,
         accessible: bool | None,
+        is_pooled: bool = False,
     ) -> RegisteredCache:
         """Add a cache. Raises LLMException(LLM_PARAM_INVALID)."""
         if accessible is None:
             accessible = desc.placement == Placement.DEVICE
-        tensor_bytes = _check_shape(desc, addresses)
-        if accessible:
+        tensor_bytes = check_shape(desc)
+        count = len(addresses)
+        require(count == desc.num_tensors, f"{count} addresses for a descriptor of {desc.num_tensors} tensors")
+        if accessible and not is_pooled:
             _check_addresses(desc, addresses, tensor_bytes)
-        slots = desc.shape[0]
         with self._changed:
             cache = RegisteredCache(
-                self._next_id, is_blocks, accessible, tuple(addresses), tensor_bytes, slots, list(req_keys)
+                self._next_id,
+                is_blocks,
+                accessible,
+                tuple(addresses),
+                tensor_bytes,
+                desc.shape[0],
+                list(keys.requests),
+                is_pooled=is_pooled,
             )
-            self._check_keys(cache)
+            self._keys.check(keys, is_blocks)
             self._check_capacity(cache)
             if accessible:
                 cache.arenas = [find_arena(address, tensor_bytes) for address in addresses]
             self._next_id += 1
             self._caches[cache.cache_id] = cache
-            for req_id, model_id, batch_index in req_keys:
-                if req_id != INVALID_ID or is_blocks:
-                    self._keys[req_id, model_id] = (cache.cache_id, batch_index)
+            self._keys.bind(cache.cache_id, keys, is_blocks)
         return cache
 
-    def _check_keys(self, cache: RegisteredCache) -> None:
-        seen: set[tuple[int, int]] = set()
-        for req_id, model_id, _ in cache.req_keys:
-            if req_id == INVALID_ID and not cache.is_blocks:
-                continue  # padding: the slot has no key
-            key = (req_id, model_id)
-            owner = self._keys.get(key)
-            what = f"model_id {model_id}" if cache.is_blocks else f"req_id {req_id}, model_id {model_id}"
-            require(key not in seen, f"two keys of one cache are alike: {what}")
-            require(owner is None, f"the key {what} already names cache {owner[0] if owner else 0}")
-            seen.add(key)
+    def check_keys(self, keys: Keys, is_blocks: bool) -> None:
+        """Raise LLMException(LLM_PARAM_INVALID) for keys that cannot be bound; before memory is taken for them."""
+        with self._changed:
+            self._keys.check(keys, is_blocks)
 
     def _check_capacity(self, added: RegisteredCache) -> None:
         size = 24
@@ -125,18 +125,63 @@ class CacheTable:
         require(size <= _MAX_TABLE_BYTES, f"the cache table would take {size} bytes, at most {_MAX_TABLE_BYTES} fit")
 
     def unregister(self, cache_id: int, timeout_s: float) -> None:
-        """Forget a cache (unknown: nothing happens) once no copy touches its memory any more."""
-        deadline = time.monotonic() + timeout_s
+        """Forget a registered cache once no copy touches its memory any more. Others: nothing happens."""
         with self._changed:
-            cache = self._caches.pop(cache_id, None)
-            if cache is None:
-                return
-            for key in [key for key, (owner, _) in self._keys.items() if owner == cache_id]:
-                del self._keys[key]
-            while cache.users and time.monotonic() < deadline:
-                self._changed.wait(deadline - time.monotonic())
-            if cache.users:
-                logger.error("cache_id=%d: a copy still touches the unregistered memory", cache_id)
+            cache = self._caches.get(cache_id)
+            if cache is not None and not cache.is_pooled:
+                self._forget(cache, timeout_s)
+
+    def deallocate(self, cache_id: int, timeout_s: float, *, with_keys: bool) -> RegisteredCache | None:
+        """Drop the reference to an allocated cache; its memory may be freed when the cache is returned.
+
+        None: not an allocated cache, dropped already, or keys still name it (`with_keys` drops those, too).
+        """
+        with self._changed:
+            cache = self._caches.get(cache_id)
+            if cache is None or not cache.is_pooled or cache.is_dropped:
+                return None
+            if not with_keys and self._keys.has(cache_id):
+                cache.is_dropped = True
+                return None
+            return self._forget(cache, timeout_s)
+
+    def remove_key(self, key: CacheKey, timeout_s: float) -> RegisteredCache | None:
+        """Forget a key of an allocated cache; returns the cache when nothing holds its memory any more."""
+        with self._changed:
+            cache_id = self._keys.find(key)
+            cache = None if cache_id is None else self._caches[cache_id]
+            if cache is None or not cache.is_pooled or cache.is_blocks:
+                return None
+            self._keys.remove(key)
+            cache.req_keys = [kept for kept in cache.req_keys if kept[:2] != (key.req_id, key.model_id)]
+            if cache.is_dropped and not self._keys.has(cache.cache_id):
+                return self._forget(cache, timeout_s)
+            return None
+
+    def _forget(self, cache: RegisteredCache, timeout_s: float) -> RegisteredCache | None:
+        """Holding `_changed`. None when a copy still touches the memory at the end of the timeout."""
+        deadline = time.monotonic() + timeout_s
+        del self._caches[cache.cache_id]
+        self._keys.drop(cache.cache_id)
+        while cache.users and time.monotonic() < deadline:
+            self._changed.wait(deadline - time.monotonic())
+        if cache.users:
+            logger.error("cache_id=%d: a copy still touches the memory that is given up", cache.cache_id)
+            return None
+        return cache
+
+    def is_gone(self, cache_id: int) -> bool:
+        """Whether nobody but a peer with a key can use the cache any more."""
+        with self._changed:
+            cache = self._caches.get(cache_id)
+            return cache is None or cache.is_dropped
+
+    def require_held(self, cache_id: int) -> None:
+        """Raise LLMException(LLM_KV_CACHE_NOT_EXIST) for a deallocated cache that only a key keeps."""
+        with self._changed:
+            cache = self._caches.get(cache_id)
+            if cache is not None and cache.is_dropped:
+                fail(LLMStatusCode.LLM_KV_CACHE_NOT_EXIST, f"local cache {cache_id} has been deallocated")
 
     @contextmanager
     def use(self, cache_id: int) -> Iterator[RegisteredCache]:
@@ -182,16 +227,12 @@ def _export_one(cache: RegisteredCache, arenas: list[Arena]) -> CacheEntry:
     )
 
 
-def _check_shape(desc: CacheDesc, addresses: Sequence[int]) -> int:
-    """Bytes of one tensor."""
+def check_shape(desc: CacheDesc) -> int:
+    """Bytes of one tensor. Raises LLMException(LLM_PARAM_INVALID)."""
     rank = len(desc.shape)
     require(1 <= rank <= _MAX_RANK, f"a cache has rank 1..{_MAX_RANK}, not {rank}")
     require(all(extent > 0 for extent in desc.shape), f"all extents must be positive, shape is {desc.shape}")
-    count = len(addresses)
-    require(
-        desc.num_tensors > 0 and count == desc.num_tensors,
-        f"{count} addresses for a descriptor of {desc.num_tensors} tensors",
-    )
+    require(desc.num_tensors > 0, "num_tensors must be positive")
     return desc.size
 
 
