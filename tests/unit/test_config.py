@@ -47,13 +47,13 @@ def test_decode_without_prefill_urls_is_for_routers() -> None:
 def test_every_flag_reaches_its_field() -> None:
     found = parse(
         "--pd-role decode --pd-prefill http://a:1 https://b --pd-listen 127.0.0.1:9 --pd-load-failure fail",
-        "--pd-require-remote-kv --pd-lease 2m --pd-deadline 500ms --pd-start-timeout 7 --pd-transfer straight",
+        "--pd-require-remote-kv --pd-lease 2m --pd-deadline 500ms --pd-start-timeout 7 --pd-transfer staged",
         "--pd-host-transport tcp --pd-verify off --pd-secret-file /s",
     )
     assert found is not None
     assert found.prefill_urls == ("http://a:1", "https://b")
     assert (found.listen_host, found.listen_port) == ("127.0.0.1", 9)
-    assert (found.load_failure, found.require_remote_kv, found.transfer) == ("fail", True, "straight")
+    assert (found.load_failure, found.require_remote_kv, found.transfer) == ("fail", True, "staged")
     assert (found.lease_s, found.deadline_s, found.start_timeout_s) == (120, 0.5, 7)
     assert (found.host_transport, found.verify, found.secret_file) == ("tcp", "off", "/s")
 
@@ -120,7 +120,6 @@ WRONG = [
     ("--pd-role prefill --pd-lease 5h", {}, ["--pd-lease", "5h", "500ms"]),
     ("--pd-role prefill --pd-lease 9999999", {}, ["--pd-lease", "9999999", "86400"]),
     ("--pd-role prefill --pd-verify checksum", {}, ["--pd-verify", "checksum", "off"]),
-    ("--pd-role prefill --pd-transfer staged", {}, ["--pd-transfer", "staged", "straight"]),
     ("--pd-role prefill --pd-rank-table /x.json", {}, ["--pd-rank-table", "/x.json"]),
     ("--pd-role decode", {"VLLM_PD_REQUIRE_REMOTE_KV": "maybe"}, ["VLLM_PD_REQUIRE_REMOTE_KV", "maybe"]),
     ("--pd-role decode", {"VLLM_PD_PREFILL": " , "}, ["VLLM_PD_PREFILL", "empty"]),

@@ -189,8 +189,10 @@ OPTIONS: Final = (
     PDOption(
         "transfer",
         "transfer",
-        "Move blocks as they lie or through a staging buffer. Default: auto (straight in this release).",
-        _one_of(("auto", "straight"), config.TRANSFER_MODES),
+        "Move blocks as they lie (straight), or gather them into a staging buffer, move that and scatter it (staged). "
+        "Default: auto, decided for each transfer by what a probe of its link measured. Prefill: any but straight "
+        "offers staging; the decode side decides.",
+        _choice(*config.TRANSFER_MODES),
         choices=config.TRANSFER_MODES,
     ),
     PDOption(
@@ -203,7 +205,12 @@ OPTIONS: Final = (
 )
 BY_WORD: Final = {option.word: option for option in OPTIONS}
 VARIABLES: Final = tuple(option.variable for option in OPTIONS)
-TOOL_VARIABLES: Final = ("VLLM_PD_CACHE",)  # of the build, which may share a shell with the server
+TOOL_VARIABLES: Final = (
+    "VLLM_PD_CACHE",  # of the build, which may share a shell with the server
+    "VLLM_PD_COPY_THREADS",  # native/pool.py
+    "VLLM_PD_COPY_CPUS",
+    "VLLM_PD_HOST_LIBRARY",  # native/library.py
+)
 
 
 def add_pd_arguments(parser: argparse.ArgumentParser) -> None:
