@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -39,6 +40,7 @@ def make_options(cluster: dict[str, Any]) -> dict[str, str]:
     options = {OPTION_TRANSPORT: cluster.get("transport", "auto")}
     if cluster.get("secret", SECRET):
         options[OPTION_SECRET] = cluster.get("secret", SECRET)
+    options.update(cluster.get("options", {}))
     config.ge_options = options
     return config.generate_options()
 
@@ -176,6 +178,35 @@ class Peer:
         self.process.communicate()
 
 
+def _check(node: Node, cluster_id: int, src: int, dst: int) -> list[bool]:
+    """Does our block hold that cluster's pattern?"""
+    return [node.block(tensor, dst) == pattern(cluster_id, tensor, src) for tensor in range(NUM_TENSORS)]
+
+
+def _register(node: Node, *key: int) -> None:
+    node.manager.register_blocks_cache(node.desc, node.addresses, node.module.BlocksCacheKey(node.cluster_id, *key))
+
+
+def _comm(node: Node, name: str, members: list[list[int]], table: str) -> int:
+    """Two-sided link; `members` are (cluster, rank)."""
+    return int(node.datadist.link(name, {cluster: rank for cluster, rank in members}, table))
+
+
+VERBS: dict[str, Callable[..., Any]] = {
+    "link": lambda node, *args: str(node.link(*args)),
+    "unlink": lambda node, *args: str(node.unlink(*args)),
+    "pull": Node.pull,
+    "check": _check,
+    "register": _register,
+    "unregister": lambda node, *args: node.manager.unregister_cache(*args),
+    "finalize": lambda node: node.datadist.finalize(),
+    "transport": Node.transport,
+    "comm": _comm,
+    "comm_status": lambda node, *args: node.datadist.query_register_mem_status(*args).name,
+    "comm_unlink": lambda node, *args: node.datadist.unlink(*args),
+}
+
+
 def run_peer() -> None:
     first = sys.stdin.readline()
     if not first:
@@ -184,26 +215,8 @@ def run_peer() -> None:
     print(json.dumps(node.port), flush=True)
     for line in sys.stdin:
         verb, *args = json.loads(line)
-        result: Any = None
         try:
-            if verb == "link":
-                result = str(node.link(*args))
-            elif verb == "unlink":
-                result = str(node.unlink(*args))
-            elif verb == "pull":
-                node.pull(*args)
-            elif verb == "check":  # does our block hold that cluster's pattern?
-                cluster_id, src, dst = args
-                result = [node.block(t, dst) == pattern(cluster_id, t, src) for t in range(NUM_TENSORS)]
-            elif verb == "register":
-                key = node.module.BlocksCacheKey(node.cluster_id, *args)
-                node.manager.register_blocks_cache(node.desc, node.addresses, key)
-            elif verb == "unregister":
-                node.manager.unregister_cache(*args)
-            elif verb == "finalize":
-                node.datadist.finalize()
-            elif verb == "transport":
-                result = node.transport(*args)
+            result = VERBS[verb](node, *args)
         except node.module.LLMException as error:
             result = error.status_code.name
         print(json.dumps(result), flush=True)

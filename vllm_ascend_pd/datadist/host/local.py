@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from vllm_ascend_pd.datadist.host.runs import check_blocks
 from vllm_ascend_pd.datadist.host.table import CacheTable
 from vllm_ascend_pd.datadist.status import require
 from vllm_ascend_pd.datadist.types import Cache, Placement
@@ -21,6 +20,12 @@ def _copy(src: Sequence[int], dst: Sequence[int], block_bytes: int, pairs: Pairs
     group = CopyGroup(src, dst, block_bytes)
     for part in split_by_order(pairs, same_memory=src is dst):
         group.copy([pair[0] for pair in part], [pair[1] for pair in part])
+
+
+def _check_bounds(side: str, blocks: Sequence[int], num_blocks: int) -> None:
+    if blocks:
+        low, high = min(blocks), max(blocks)
+        require(low >= 0 and high < num_blocks, f"{side} blocks {low}..{high} of a cache of {num_blocks} blocks")
 
 
 def split_by_order(pairs: Pairs, *, same_memory: bool) -> Iterator[Pairs]:
@@ -67,8 +72,8 @@ def copy_blocks(caches: CacheTable, cache_id: int, pairs: list[tuple[int, int]])
     """`pairs` are (source, destination). Raises LLMException."""
     with caches.use(cache_id) as cache:
         src, dst = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-        check_blocks("source", src, cache.num_slots)
-        check_blocks("destination", dst, cache.num_slots)
+        _check_bounds("source", src, cache.num_slots)
+        _check_bounds("destination", dst, cache.num_slots)
         _copy(cache.addresses, cache.addresses, cache.slot_bytes, pairs)
 
 
@@ -85,6 +90,6 @@ def swap_blocks(src: Cache, dst: Cache, pairs: list[tuple[int, int]]) -> None:
     src_bytes, dst_bytes = src_desc.size // src_desc.batch_size, dst_desc.size // dst_desc.batch_size
     require(src_bytes == dst_bytes, f"swap_blocks: block bytes differ: {src_bytes} and {dst_bytes}")
     src_blocks, dst_blocks = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    check_blocks("source", src_blocks, src_desc.batch_size)
-    check_blocks("destination", dst_blocks, dst_desc.batch_size)
+    _check_bounds("source", src_blocks, src_desc.batch_size)
+    _check_bounds("destination", dst_blocks, dst_desc.batch_size)
     _copy(src.tensor_addrs, dst.tensor_addrs, src_bytes, pairs)

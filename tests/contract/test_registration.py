@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import pytest
 
-from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
-from vllm_ascend_pd.datadist.host.table import CacheTable
-from vllm_ascend_pd.datadist.host.table_keys import Keys
-from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
-from vllm_ascend_pd.datadist.types import (
+from tests.contract.implementation import (
     INVALID_ID,
     BlocksCacheKey,
     CacheDesc,
     CacheKey,
     DataType,
-    LLMRole,
+    LLMException,
+    LLMStatusCode,
     Placement,
 )
 
@@ -23,14 +20,6 @@ MIB2 = 2 << 20
 DESC = CacheDesc(2, [4, 8], DataType.DT_FLOAT16)
 HOST = CacheDesc(2, [4, 8], DataType.DT_FLOAT16, Placement.HOST)
 ADDRS = [MIB2, 2 * MIB2]
-
-
-@pytest.fixture
-def manager():
-    instance = LLMDataDist(LLMRole.PROMPT, 1)
-    instance.init({"llm.EnableCacheManager": "1", "llm.EnableRemoteCacheAccessible": "1"})
-    yield instance.cache_manager
-    instance.finalize()
 
 
 @pytest.mark.parametrize(
@@ -130,12 +119,3 @@ def test_cache_table_is_limited_to_one_mib(manager):
     with pytest.raises(LLMException, match="at most 1048576 fit"):
         manager.register_blocks_cache(big, [MIB2] * 100_000)
     manager.register_blocks_cache(big, [MIB2] * 100_000, None, False)  # not in the table
-
-
-def test_unregister_waits_for_a_copy_that_touches_the_memory():
-    table = CacheTable()
-    cache = table.register(DESC, ADDRS, is_blocks=True, keys=Keys(), accessible=None)
-    with table.use(cache.cache_id):
-        table.unregister(cache.cache_id, 0.0)  # waited out: logged, forgotten all the same
-    with pytest.raises(LLMException), table.use(cache.cache_id):
-        pass

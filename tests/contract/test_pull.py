@@ -7,6 +7,17 @@ import ctypes
 
 import pytest
 
+from tests.contract.implementation import (
+    BlocksCacheKey,
+    Cache,
+    CacheDesc,
+    CacheKey,
+    CacheKeyByIdAndIndex,
+    DataType,
+    LLMException,
+    LLMStatusCode,
+    Placement,
+)
 from tests.unit.datadist.datadist_peer import (
     BLOCK_BYTES,
     NUM_BLOCKS,
@@ -15,16 +26,6 @@ from tests.unit.datadist.datadist_peer import (
     Node,
     Peer,
     pattern,
-)
-from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
-from vllm_ascend_pd.datadist.types import (
-    BlocksCacheKey,
-    Cache,
-    CacheDesc,
-    CacheKey,
-    CacheKeyByIdAndIndex,
-    DataType,
-    Placement,
 )
 
 INT8 = DataType.DT_INT8

@@ -1,31 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`LLMDataDist.init`, `finalize` and `switch_role` (datadist-api.md §1.1, §1.4), and the choice of implementation."""
+"""`LLMDataDist.init`, `finalize` and `switch_role` (datadist-api.md §1.1, §1.4, §4.9)."""
 
 from __future__ import annotations
 
 import pickle
 import socket
+import subprocess
 import sys
 import threading
-import types
 
 import pytest
 
-from tests.unit.datadist.datadist_peer import SECRET, make_options
+from tests.contract.implementation import (
+    DIRECT,
+    CacheDesc,
+    DataType,
+    LLMClusterInfo,
+    LLMDataDist,
+    LLMException,
+    LLMRole,
+    LLMStatusCode,
+    status_of,
+)
+from tests.unit.datadist.datadist_peer import make_options, pull_status
 from vllm_ascend_pd import datadist
-from vllm_ascend_pd.datadist import choose
-from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
-from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
-from vllm_ascend_pd.datadist.types import CacheDesc, CacheKey, DataType, LLMClusterInfo, LLMRole
-
-DIRECT = {"llm.EnableCacheManager": "1", "llm.EnableRemoteCacheAccessible": "1"}
-
-
-@pytest.fixture
-def engine():
-    instance = LLMDataDist(LLMRole.PROMPT, 1)
-    yield instance
-    instance.finalize()
 
 
 @pytest.mark.parametrize(
@@ -44,8 +42,6 @@ def test_constructor_checks_its_arguments(role, cluster_id, error):
         ({**DIRECT, "llm.listenIpInfo": "::1:80"}, "LLM_PARAM_INVALID"),
         ({**DIRECT, "llm.listenIpInfo": "localhost:80"}, "LLM_PARAM_INVALID"),
         ({**DIRECT, "llm.listenIpInfo": "127.0.0.1:65536"}, "LLM_PARAM_INVALID"),
-        ({**DIRECT, "llm.listenIpInfo": "0.0.0.0:0"}, "LLM_PARAM_INVALID"),  # no secret
-        ({**DIRECT, "llm.listenIpInfo": "192.0.2.1:80", "pd.host.secret": SECRET}, "LLM_FAILED"),  # not ours
         ({**DIRECT, "ge.flowGraphMemMaxSize": "1,2"}, "LLM_PARAM_INVALID"),
         ({**DIRECT, "ge.exec.deviceId": "0;1"}, "LLM_PARAM_INVALID"),
         ({**DIRECT, "llm.SyncKvCacheWaitTime": "soon"}, "LLM_PARAM_INVALID"),
@@ -57,9 +53,6 @@ def test_constructor_checks_its_arguments(role, cluster_id, error):
         ({**DIRECT, "llm.TransferBackend": "x", "llm.listenIpInfo": "127.0.0.1:0"}, "LLM_PARAM_INVALID"),
         ({**DIRECT, "llm.TransferBackend": "hixl", "llm.listenIpInfo": "127.0.0.1:0"}, "LLM_FEATURE_NOT_ENABLED"),
         ({"llm.EnableCacheManager": "1"}, "LLM_FEATURE_NOT_ENABLED"),  # message mode
-        ({**DIRECT, "pd.host.secret": "zz"}, "LLM_PARAM_INVALID"),
-        ({**DIRECT, "pd.host.secret": "ab" * 15}, "LLM_PARAM_INVALID"),
-        ({**DIRECT, "pd.host.transport": "rdma"}, "LLM_PARAM_INVALID"),
     ],
 )
 def test_bad_option_fails_init_and_a_second_try_may_succeed(engine, options, status):
@@ -157,16 +150,6 @@ def test_cache_ids_start_again_after_init(engine):
         engine.finalize()
 
 
-def test_finalize_ends_all_threads_and_frees_the_port(engine):
-    engine.init(make_options({}))
-    port = engine.listen_port
-    assert any(thread.name.startswith("datadist") for thread in threading.enumerate())
-    engine.finalize()
-    assert not any(thread.name.startswith("datadist") for thread in threading.enumerate())
-    engine.init({**make_options({}), "llm.listenIpInfo": f"127.0.0.1:{port}"})
-    assert engine.listen_port == port
-
-
 def test_port_0_means_a_free_one(engine):
     engine.init(make_options({}))
     assert datadist.listening_port(engine) > 0
@@ -178,6 +161,102 @@ def test_without_listen_address_nothing_listens(engine):
     assert datadist.listening_port(engine) is None
 
 
+def test_instances_cannot_be_pickled(engine):
+    with pytest.raises(TypeError):
+        pickle.dumps(engine)
+
+
+def test_cluster_id_is_known_before_init(engine):
+    assert engine.cluster_id == 1
+    assert LLMDataDist.llm_engine_instance is None
+
+
+def test_the_singleton_is_the_initialised_instance(engine):
+    engine.init(DIRECT)
+    assert LLMDataDist.llm_engine_instance is engine
+    engine.finalize()
+    assert LLMDataDist.llm_engine_instance is None
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"ge.flowGraphMemMaxSize": 5, "llm.LocalCommRes": "", "llm.EnableCacheManager": "0"}, TypeError),
+        ({"llm.EnableCacheManager": "0", "llm.LocalCommRes": ""}, LLMException),  # before the old mode is looked for
+        ({"llm.TransferBackend": "hixl", "llm.EnableCacheManager": "1", "llm.listenIpInfo": ""}, LLMException),
+        ({**DIRECT, "llm.listenIpInfo": "1:x", "llm.SyncKvCacheWaitTime": "x"}, ValueError),
+        ({"llm.EnableCacheManager": "0", "llm.listenIpInfo": "1:x"}, ModuleNotFoundError),  # not parsed in that mode
+    ],
+)
+def test_init_reports_the_first_of_several_faults(engine, options, error):
+    with pytest.raises(error):
+        engine.init(options)
+
+
+def test_a_second_instance_is_refused_before_its_options_are_read(engine):
+    engine.init(DIRECT)
+    with pytest.raises(LLMException, match="Cannot init multiple"):
+        LLMDataDist(LLMRole.MIX, 2).init(None)
+
+
+@pytest.mark.parametrize("option", ["llm.MemPoolConfig", "llm.HostMemPoolConfig"])
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        ("{", "LLM_PARAM_INVALID"),
+        ("[]", "LLM_PARAM_INVALID"),
+        ("{}", "LLM_PARAM_INVALID"),
+        ('{"memory_size": -1}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": "65536"}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": true}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": 65535}', "LLM_PARAM_INVALID"),  # less than a page
+        ('{"memory_size": 65536, "page_shift": 9}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": 4294967296, "page_shift": 31}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": 65536, "page_size": 16}', "LLM_PARAM_INVALID"),
+        ('{"memory_size": 1152921504606846976}', "LLM_OUT_OF_MEMORY"),
+    ],
+)
+def test_bad_pool_fails_init(engine, option, text, status):
+    assert status_of(lambda: engine.init({**DIRECT, option: text})) == status
+    engine.init({**DIRECT, option: '{"memory_size": 65536}'})
+
+
+def test_listening_on_a_taken_port_fails_init(engine):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        options = {**DIRECT, "llm.listenIpInfo": f"127.0.0.1:{taken.getsockname()[1]}"}
+        assert status_of(lambda: engine.init(options)) == "LLM_FAILED"
+
+
+def test_exit_finalises_a_live_engine():
+    code = (
+        "from tests.contract.implementation import DIRECT, LLMDataDist, LLMRole\n"
+        "class Loud(LLMDataDist):\n"
+        "    def finalize(self):\n"
+        "        super().finalize()\n"
+        "        print('finalised')\n"
+        "Loud(LLMRole.MIX, 1).init(DIRECT)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    assert result.stdout == "finalised\n"
+
+
+def test_finalize_waits_for_running_calls(make_node, make_peer):
+    peer = make_peer(transport="tcp")
+    node = make_node(timeout_ms=400)
+    node.link(2, peer.port)
+    peer.freeze()
+    results = []
+    thread = threading.Thread(target=lambda: results.append(pull_status(node, 2, [1], [1]).name))
+    thread.start()
+    while not node.datadist._engine._running:
+        thread.join(0.001)
+    node.datadist.finalize()
+    thread.join()
+    assert results == ["LLM_TIMEOUT"]
+
+
 def test_switch_role_starts_moves_and_stops_listening(engine):
     engine.init(make_options({"listen": False}))
     engine.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": "127.0.0.1:0", "other": "ignored"})
@@ -185,90 +264,38 @@ def test_switch_role_starts_moves_and_stops_listening(engine):
     assert port is not None
     engine.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": f"127.0.0.1:{port}"})
     assert engine.listen_port == port
+    engine.switch_role(LLMRole.DECODER)
+    assert engine.listen_port is None
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port))
+
+
+def test_switch_role_to_a_taken_port_fails(engine):
+    engine.init(make_options({"listen": False}))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(LLMException) as failure:
-            engine.switch_role(LLMRole.PROMPT, {"llm.listenIpInfo": f"127.0.0.1:{taken.getsockname()[1]}"})
-    assert failure.value.status_code is LLMStatusCode.LLM_FAILED
-    engine.switch_role(LLMRole.DECODER)
-    assert engine.listen_port is None
-    with pytest.raises(TypeError):
-        engine.switch_role(LLMRole.DECODER, "x")
-    with pytest.raises(TypeError):
-        engine.switch_role(2)
+        address = {"llm.listenIpInfo": f"127.0.0.1:{taken.getsockname()[1]}"}
+        assert status_of(lambda: engine.switch_role(LLMRole.PROMPT, address)) == "LLM_FAILED"
 
 
-@pytest.mark.parametrize(
-    ("args", "error"),
-    [
-        (("", {1: 0, 2: 1}, ""), LLMException),
-        (("x" * 128, {1: 0, 2: 1}, ""), LLMException),
-        (("x", {1: 0}, ""), LLMException),
-        (("x", {1: 0, 2: 1, 3: 2, 4: 3, 5: 4}, ""), LLMException),
-        (("x", {1: 1, 2: 0}, ""), LLMException),
-        (("x", {1: 0, 2: -1}, ""), ValueError),
-        (("x", {-1: 0, 2: 1}, ""), ValueError),
-        (("x", {"1": 0, 2: 1}, ""), TypeError),
-        (("x", [1, 2], ""), TypeError),
-        (("x", {1: 0, 2: 1}, {}), TypeError),
-    ],
-)
-def test_two_sided_link_checks_its_arguments(engine, args, error):
+def test_switch_role_checks_its_arguments(engine):
     engine.init(DIRECT)
-    with pytest.raises(error):
-        engine.link(*args)
+    for args in [(LLMRole.DECODER, "x"), (2,), (None,)]:
+        with pytest.raises(TypeError):
+            engine.switch_role(*args)
+    engine.switch_role(LLMRole.PROMPT)  # the role that it has
 
 
-@pytest.mark.parametrize(
-    ("call", "status"),
-    [
-        (lambda engine: engine.link("a", {1: 0, 2: 1}, "{}"), "LLM_LINK_FAILED"),
-        (lambda engine: engine.unlink(1), "LLM_NOT_YET_LINK"),
-        (lambda engine: engine.query_register_mem_status(1), "LLM_NOT_YET_LINK"),
-        (lambda engine: engine.kv_cache_manager, "LLM_PARAM_INVALID"),
-        (lambda engine: engine.check_link_status(1), "LLM_PARAM_INVALID"),
-        (lambda engine: engine.cache_manager.remove_cache_key(CacheKey(1, 1)), "LLM_FEATURE_NOT_ENABLED"),
-    ],
-)
-def test_what_the_host_implementation_lacks_says_so(engine, call, status):
+@pytest.mark.parametrize("call", [lambda engine: engine.kv_cache_manager, lambda engine: engine.check_link_status(1)])
+def test_calls_of_the_old_mode_are_invalid(engine, call):
     engine.init(DIRECT)
-    with pytest.raises(LLMException) as failure:
-        call(engine)
-    assert failure.value.status_code is LLMStatusCode[status]
+    assert status_of(lambda: call(engine)) == "LLM_PARAM_INVALID"
 
 
-def test_instances_cannot_be_pickled(engine):
-    with pytest.raises(TypeError):
-        pickle.dumps(engine)
-
-
-def test_load_prefers_cann_only_with_a_device(monkeypatch):
-    fake = types.ModuleType("llm_datadist")
-    for name in choose._NAMES:
-        setattr(fake, name, f"cann {name}")
-    fake.__spec__ = types.SimpleNamespace(name="llm_datadist")  # type: ignore[assignment]
-    monkeypatch.setitem(sys.modules, "llm_datadist", fake)
-    monkeypatch.setattr(choose, "_DEVICE_FILES", "/nowhere/davinci*")
-    assert datadist.load().name == "host"
-    assert datadist.load("host").LLMDataDist is LLMDataDist
-    monkeypatch.setattr(choose, "_DEVICE_FILES", "/dev/null")
-    assert datadist.load().name == "cann"
-    assert datadist.load("cann").LLMConfig == "cann LLMConfig"
-    assert datadist.load("host").name == "host"
-
-
-def test_load_of_what_is_not_there(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llm_datadist", None)
-    with pytest.raises(ImportError, match="llm_datadist cannot be imported"):
-        datadist.load("cann")
-    with pytest.raises(ValueError, match="prefer must be"):
-        datadist.load("gpu")
-
-
-def test_cann_answers_what_only_the_host_knows():
-    class Cann:
-        pass
-
-    assert datadist.listening_port(Cann()) is None
-    assert datadist.link_transport(Cann(), 5) == "cann"
+def test_finalize_frees_the_port(engine):
+    engine.init(make_options({}))
+    port = engine.listen_port
+    engine.finalize()
+    engine.init({**make_options({}), "llm.listenIpInfo": f"127.0.0.1:{port}"})
+    assert engine.listen_port == port
