@@ -16,7 +16,6 @@ from tests.contract.implementation import (
     DataType,
     LLMException,
     LLMStatusCode,
-    Placement,
 )
 from tests.unit.datadist.datadist_peer import (
     BLOCK_BYTES,
@@ -203,41 +202,3 @@ def test_pull_blocks_cuts_a_slot_into_blocks(linked, key):
         for index, block in enumerate((9, 4, 60)):
             assert linked.block(tensor, block) == pattern(2, tensor, NUM_BLOCKS // 4 + index)
     linked.fill()
-
-
-def test_swap_and_copy_work_on_local_memory_only(linked):
-    host_memory = (ctypes.c_char * (NUM_TENSORS * TENSOR_BYTES))()
-    base = ctypes.addressof(host_memory)
-    desc = CacheDesc(NUM_TENSORS, [NUM_BLOCKS, BLOCK_BYTES], INT8, Placement.HOST)
-    host = Cache.create_cpu_cache(desc, [base + index * TENSOR_BYTES for index in range(NUM_TENSORS)])
-    linked.manager.swap_blocks(linked.cache, host, {1: 2, 2: 3, 9: 0})
-    assert host_memory.raw[2 * BLOCK_BYTES : 4 * BLOCK_BYTES] == pattern(1, 0, 1) + pattern(1, 0, 2)
-    assert linked.block(0, 2) == pattern(1, 0, 2)  # copied, not exchanged
-    linked.manager.swap_blocks(host, linked.cache, {0: 30})
-    assert [linked.block(t, 30) == pattern(1, t, 9) for t in range(NUM_TENSORS)] == [True] * NUM_TENSORS
-    linked.manager.copy_blocks(linked.cache, {5: [6, 7], 6: [8]})
-    assert [linked.block(3, block) for block in (6, 7, 8)] == [pattern(1, 3, 5)] * 3
-    linked.manager.copy_cache(linked.slots, linked.slots, 0, 3, 64, 1000)
-    assert local_slot(linked, 1, 0)[64:1064] == slot_bytes(1, 1, 3)[64:1064]
-    linked.fill()
-    cases = [
-        lambda: linked.manager.swap_blocks(linked.cache, linked.cache, {1: 2}),
-        lambda: linked.manager.swap_blocks(linked.cache, host, {1: NUM_BLOCKS}),
-        lambda: linked.manager.swap_blocks(linked.few_tensors, host, {1: 1}),
-        lambda: linked.manager.swap_blocks(linked.other_shape, host, {1: 1}),
-        lambda: linked.manager.swap_blocks(linked.slots, host, {1: 1}),
-        lambda: linked.manager.copy_blocks(linked.cache, {NUM_BLOCKS: [1]}),
-        lambda: linked.manager.copy_blocks(linked.cache, {1: [NUM_BLOCKS]}),
-        lambda: linked.manager.copy_blocks(linked.slots, {1: [1]}),
-        lambda: linked.manager.copy_cache(linked.slots, linked.slots, 4),
-        lambda: linked.manager.copy_cache(linked.slots, linked.slots, 0, 1, TENSOR_BYTES // 4),
-        lambda: linked.manager.copy_cache(linked.slots, linked.slots, 0, 1, 1, TENSOR_BYTES // 4),
-        lambda: linked.manager.copy_cache(linked.slots, linked.cache),
-        lambda: linked.manager.copy_cache(linked.slots, linked.two_slots),
-    ]
-    for call in cases:
-        with pytest.raises(LLMException) as failure:
-            call()
-        assert failure.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
-    with pytest.raises(TypeError):
-        linked.manager.copy_blocks(linked.cache, {1: [-1]})

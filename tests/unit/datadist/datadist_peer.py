@@ -196,6 +196,7 @@ VERBS: dict[str, Callable[..., Any]] = {
     "link": lambda node, *args: str(node.link(*args)),
     "unlink": lambda node, *args: str(node.unlink(*args)),
     "pull": Node.pull,
+    "pull_model": lambda node, cluster, model, *args: node.pull(cluster, *args, model_id=model),
     "check": _check,
     "register": _register,
     "unregister": lambda node, *args: node.manager.unregister_cache(*args),
