@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Non-temporal copy kernels for x86-64 (AVX2, AVX-512); an empty list elsewhere.
+#include "host/copy/x86_features.h"
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -64,11 +65,11 @@ void finish_stores() { _mm_sfence(); }
 }  // namespace
 
 void add_x86_kernels(std::vector<Kernel>& kernels) {
-  if (__builtin_cpu_supports("avx2")) {
+  if (pd::has_avx2()) {
     kernels.push_back({"nt-avx2", copy_avx2<false>, finish_stores});
     kernels.push_back({"nt-avx2+prefetch", copy_avx2<true>, finish_stores});
   }
-  if (__builtin_cpu_supports("avx512f")) {
+  if (pd::has_avx512()) {
     kernels.push_back({"nt-avx512", copy_avx512<false>, finish_stores});
     kernels.push_back({"nt-avx512+prefetch", copy_avx512<true>, finish_stores});
   }
