@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m tools.npu env|build|test [pytest arguments]`: the NPU data path on a machine without an NPU.
+
+`env` makes the environment and prints its interpreter, `build` also compiles and prints the variables under which
+torch_npu runs, `test` runs `tests/npu` in it. Exit status 2: something is missing here, and it is named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+
+from tools.cache import CacheError
+from tools.npu.build import ROOT, Built, build_all
+from tools.npu.env import Environment, NpuBuildError, ensure_environment
+
+
+def get_variables(environment: Environment, built: Built) -> dict[str, str]:
+    """What a process needs to run torch_npu over the stand-in with our extension."""
+    return {
+        "LD_LIBRARY_PATH": os.pathsep.join(map(str, (built.standin, environment.packages / "torch_npu/lib"))),
+        "PYTHONPATH": str(ROOT),
+        "VLLM_PD_NPU_EXTENSION": str(built.extension),
+        "VLLM_PD_NPU_KERNEL": str(built.kernels / "pd_kv.json"),
+        "PD_TEST_NPU_DEFECTIVE": str(built.defective),
+        "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
+    }
+
+
+def run_tests(environment: Environment, built: Built, arguments: list[str]) -> int:
+    """pytest's exit status for `tests/npu` inside the environment."""
+    command = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "tests/npu/pytest.ini"]
+    command += ["--rootdir", "tests/npu", *(arguments or ["tests/npu"])]
+    variables = {**os.environ, **get_variables(environment, built)}
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
+
+
+def main() -> int:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tools.npu", description=__doc__.partition("\n")[0])
+    parser.add_argument("verb", choices=("env", "build", "test"))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="test: arguments for pytest")
+    options = parser.parse_args()
+    try:
+        environment = ensure_environment()
+        if options.verb == "env":
+            print(environment.python)
+            return 0
+        built = build_all(environment)
+    except (NpuBuildError, CacheError) as error:
+        print(f"tools.npu: {error}", file=sys.stderr)
+        return 2
+    if options.verb == "build":
+        for name, value in get_variables(environment, built).items():
+            print(f"export {name}={value}")
+        return 0
+    return run_tests(environment, built, options.arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
