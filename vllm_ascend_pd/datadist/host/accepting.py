@@ -2,7 +2,7 @@
 """The listener's side of links: makes them, lets descriptors through, tears them down on request.
 
 Runs in the connection threads of the two listeners. A link is pending between our ConnectReply and the
-dialler's Ready; meanwhile its `reverse` and `arenas` connections find it by a random token.
+dialler's Ready; meanwhile its other connections find it by a random token. Then the C++ plane has the connections.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from vllm_ascend_pd.datadist.host.channel import receive_message, send_message
 from vllm_ascend_pd.datadist.host.descriptors import receive_arenas, send_arenas
 from vllm_ascend_pd.datadist.host.framing import BadFrame, ChannelError, PeerGone, close
 from vllm_ascend_pd.datadist.host.identity import Identity
-from vllm_ascend_pd.datadist.host.link import Link, check_entries
+from vllm_ascend_pd.datadist.host.link import Link, PeerCaches, check_entries
 from vllm_ascend_pd.datadist.host.messages import Connect, ConnectReply, Done, Hello, Ready, Unlink
-from vllm_ascend_pd.datadist.host.serving import serve_link
 from vllm_ascend_pd.datadist.host.table import Export
 from vllm_ascend_pd.datadist.status import LLMStatusCode
 from vllm_ascend_pd.memory.mapping import SharedMapping
@@ -37,9 +36,40 @@ class _Pending:
     """A link that is being made."""
 
     export: Export
-    reverse: socket.socket | None = None
-    reversed: threading.Event = field(default_factory=threading.Event)
+    num_connections: int  # that are due in either direction, the first `data` one being there
+    data: list[socket.socket] = field(default_factory=list)  # the dialler asks over these
+    reverse: list[socket.socket] = field(default_factory=list)  # and answers over these
+    changed: threading.Condition = field(default_factory=threading.Condition)  # guards all of them
+    is_over: bool = False
     mappings: dict[int, SharedMapping] | None = None
+
+    def add(self, purpose: str, sock: socket.socket) -> None:
+        """One more connection of the dialler's. Raises BadFrame when it is one too many."""
+        with self.changed:
+            have, wanted = (
+                (self.data, self.num_connections - 1) if purpose == "data" else (self.reverse, self.num_connections)
+            )
+            if self.is_over or len(have) >= wanted:
+                raise BadFrame(f"a {purpose} connection too many")
+            have.append(sock)
+            self.changed.notify_all()
+
+    def take(self, deadline: float) -> tuple[list[socket.socket], list[socket.socket]]:
+        """All connections. Their greetings were complete for the dialler before they were for us. Raises BadFrame."""
+        with self.changed:
+            while len(self.data) + len(self.reverse) < 2 * self.num_connections - 1:
+                left = deadline - time.monotonic()
+                if left <= 0 or not self.changed.wait(left):
+                    raise BadFrame(f"ready with {len(self.data) + len(self.reverse)} further connections")
+            taken, self.data, self.reverse = (self.data, self.reverse), [], []
+            return taken
+
+    def end(self) -> None:
+        """Close what nobody took."""
+        with self.changed:
+            self.is_over = True
+            for sock in (*self.data, *self.reverse):
+                close(sock)
 
 
 class Acceptor:
@@ -57,12 +87,8 @@ class Acceptor:
         if hello.purpose == "link":
             self._serve_link(sock)
             return False
-        if hello.purpose == "reverse":
-            pending = self._find_pending(hello)
-            if pending.reversed.is_set():
-                raise BadFrame("a second reverse connection")
-            pending.reverse = sock
-            pending.reversed.set()
+        if hello.purpose in ("data", "reverse"):
+            self._find_pending(hello).add(hello.purpose, sock)
             return True
         if hello.purpose == "unlink":
             self._serve_unlink(sock)
@@ -101,21 +127,23 @@ class Acceptor:
             logger.warning("cluster_id=%d: link refused: %s", connect.cluster_id, text)
             send_message(sock, ConnectReply(status=status, reason=text), deadline)
             return
-        token, pending = secrets.token_bytes(16), _Pending(self._identity.caches.export())
+        num_connections = min(self._identity.options.num_connections, connect.connections)
+        token, pending = secrets.token_bytes(16), _Pending(self._identity.caches.export(), num_connections)
         with self._lock:
             self._pending[token] = pending
         try:
-            link = self._complete(sock, connect, token, pending, deadline)
+            self._complete(sock, connect, token, pending, deadline)
         finally:
             with self._lock:
                 del self._pending[token]
-        if link is not None:
-            self._serve(link, deadline, is_own=connect.instance == self._identity.instance)
+            pending.end()
 
     def _refuse(self, connect: Connect) -> tuple[LLMStatusCode, str] | None:
         me = self._identity
         if not connect.remote_accessible:
             return LLMStatusCode.LLM_PARAM_INVALID, "enable_remote_cache_accessible: peer False, here True"
+        if connect.connections < 1:
+            return LLMStatusCode.LLM_PARAM_INVALID, f"connections: peer {connect.connections}, at least 1 is needed"
         if connect.instance == me.instance:
             return None
         if me.links.is_dialling(connect.cluster_id) and me.cluster_id < connect.cluster_id:
@@ -130,9 +158,8 @@ class Acceptor:
 
     def _complete(
         self, sock: socket.socket, connect: Connect, token: bytes, pending: _Pending, deadline: float
-    ) -> Link | None:
+    ) -> None:
         me = self._identity
-        export = pending.export
         reply = ConnectReply(
             status=LLMStatusCode.LLM_SUCCESS,
             cluster_id=me.cluster_id,
@@ -141,46 +168,36 @@ class Acceptor:
             boot_id=me.boot_id,
             descriptor_socket=self.descriptor_socket,
             link_token=token,
-            caches=export.entries,
+            caches=pending.export.entries,
+            connections=pending.num_connections,
         )
         send_message(sock, reply, deadline)
-        try:
-            receive_message(sock, Ready, deadline)
-            # Its greeting was complete for the dialler before it was for us.
-            pending.reversed.wait(max(0.0, deadline - time.monotonic()))
-            reverse = pending.reverse
-            if reverse is None:
-                raise BadFrame("ready without the reverse connection")
-            check_entries(connect.caches, pending.mappings)
-            link = Link(connect.cluster_id, reverse, sock, connect.caches, pending.mappings, export.last_cache_id)
-            if connect.instance == me.instance:
-                me.links.add_own(link)
-            elif not me.links.add(link):
-                answer = Ready(status=LLMStatusCode.LLM_ALREADY_LINK, reason="linked meanwhile")
-                send_message(sock, answer, deadline)
-                close(reverse)
-                return None
-        except ChannelError:
-            if pending.reverse is not None:
-                close(pending.reverse)
-            raise
-        return link
+        receive_message(sock, Ready, deadline)
+        check_entries(connect.caches, pending.mappings)
+        data, reverse = pending.take(deadline)
+        peer = PeerCaches(connect.cluster_id, connect.caches, pending.mappings)
+        is_own = connect.instance == me.instance
+        last_id = pending.export.last_cache_id
+        # The link must be in the table before the dialler knows, and its first connection is the plane's by then.
+        with sock.dup() as word:
+            link = me.watcher.open(peer, reverse, [sock, *data], last_id, accepted=True, is_own=is_own)
+            self._announce(link, word, deadline)
 
-    def _serve(self, link: Link, deadline: float, *, is_own: bool) -> None:
+    def _announce(self, link: Link, word: socket.socket, deadline: float) -> None:
         links = self._identity.links
+        if link.is_own:
+            links.add_own(link)
+        elif not links.add(link):
+            send_message(word, Ready(status=LLMStatusCode.LLM_ALREADY_LINK, reason="linked meanwhile"), deadline)
+            link.close(0.0, "linked meanwhile")
+            return
         try:
-            send_message(link.serve_sock, Ready(), deadline)
-            logger.info("cluster_id=%d: linked, transport %s", link.cluster_id, link.transport)
-            farewell = serve_link(link, self._identity.caches, self._identity.timeout_s)
+            send_message(word, Ready(), deadline)
         except ChannelError:
             links.retire(link)
-            link.close(0.0, "the peer broke the protocol or off")
+            link.close(0.0, "the peer broke off")
             raise
-        if farewell or is_own:
-            links.remove(link)
-            link.close(self._identity.timeout_s, "the peer has torn the link down")
-        else:
-            links.retire(link)
+        logger.info("cluster_id=%d: linked, transport %s", link.cluster_id, link.transport)
 
     def _serve_unlink(self, sock: socket.socket) -> None:
         deadline = time.monotonic() + _SETUP_S

@@ -9,16 +9,14 @@ from __future__ import annotations
 import errno
 import logging
 import socket
-import threading
 import time
 
 from vllm_ascend_pd.datadist.host.channel import NotAuthenticated, dial, receive_message, send_message
 from vllm_ascend_pd.datadist.host.descriptors import receive_arenas, send_arenas
 from vllm_ascend_pd.datadist.host.framing import BadFrame, ChannelError, ChannelTimeout, PeerGone, close, configure
 from vllm_ascend_pd.datadist.host.identity import SOCKET_PREFIX, Identity
-from vllm_ascend_pd.datadist.host.link import Link, check_entries
+from vllm_ascend_pd.datadist.host.link import PeerCaches, check_entries
 from vllm_ascend_pd.datadist.host.messages import Connect, ConnectReply, Done, Ready, Unlink
-from vllm_ascend_pd.datadist.host.serving import serve_link
 from vllm_ascend_pd.datadist.status import LLMStatusCode, to_status
 from vllm_ascend_pd.memory.arena import Arena
 from vllm_ascend_pd.memory.mapping import SharedMapping
@@ -41,8 +39,6 @@ class Dialler:
 
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
-        self._lock = threading.Lock()  # guards _threads
-        self._threads: set[threading.Thread] = set()
 
     def link(self, cluster_id: int, address: Address, timeout_ms: int) -> LLMStatusCode:
         """One link; LLM_ALREADY_LINK also for a spoiled one, which must be unlinked first."""
@@ -128,6 +124,7 @@ class Dialler:
                 transport=me.options.transport,
                 boot_id=me.boot_id,
                 caches=export.entries,
+                connections=me.options.num_connections,
             )
             send_message(forward, connect, deadline)
             reply = receive_message(forward, ConnectReply, deadline)
@@ -135,29 +132,26 @@ class Dialler:
                 raise _Refused(to_status(reply.status), f"refused: {reply.reason}")
             mappings = self._map(reply, export.arenas, deadline)
             check_entries(reply.caches, mappings)
-            opened.append(self._connect(address, deadline, "reverse", reply.link_token))
-            link = Link(reply.cluster_id, forward, opened[1], reply.caches, mappings, export.last_cache_id)
-            if me.options.transport == "mapped" and link.transport != "mapped":
+            peer = PeerCaches(reply.cluster_id, reply.caches, mappings)
+            if me.options.transport == "mapped" and peer.transport != "mapped":
                 raise _Refused(LLMStatusCode.LLM_LINK_FAILED, "the peer's caches cannot be mapped, and must be")
-            self._finish(link, forward, deadline)
+            count = reply.connections
+            if not 1 <= count <= me.options.num_connections:
+                raise BadFrame(f"{count} connections, at most {me.options.num_connections} were offered")
+            for purpose in ["data"] * (count - 1) + ["reverse"] * count:
+                opened.append(self._connect(address, deadline, purpose, reply.link_token))
+            send_message(forward, Ready(), deadline)
+            answer = receive_message(forward, Ready, deadline)
+            if answer.status != LLMStatusCode.LLM_SUCCESS:
+                raise _Refused(to_status(answer.status), f"refused: {answer.reason}")
+            link = me.watcher.open(peer, opened[:count], opened[count:], export.last_cache_id, accepted=False)
         except BaseException:
             for sock in opened:
                 close(sock)
             raise
-
-    def _finish(self, link: Link, forward: socket.socket, deadline: float) -> None:
-        links = self._identity.links
-        send_message(forward, Ready(), deadline)
-        answer = receive_message(forward, Ready, deadline)
-        if answer.status != LLMStatusCode.LLM_SUCCESS:
-            raise _Refused(to_status(answer.status), f"refused: {answer.reason}")
-        if not links.add(link):
+        if not me.links.add(link):
+            link.close(0.0, "linked meanwhile")
             raise _Refused(LLMStatusCode.LLM_ALREADY_LINK, f"cluster {link.cluster_id} is linked already")
-        name = f"datadist-link-{link.cluster_id}"
-        thread = threading.Thread(target=self._serve, args=(link,), name=name, daemon=True)
-        with self._lock:
-            self._threads.add(thread)
-        thread.start()
         logger.info("cluster_id=%d: linked, transport %s", link.cluster_id, link.transport)
 
     def _map(self, reply: ConnectReply, arenas: dict[int, Arena], deadline: float) -> dict[int, SharedMapping] | None:
@@ -184,17 +178,6 @@ class Dialler:
                 logger.info("cluster_id=%d: not mapped, using TCP: %s", reply.cluster_id, error)
             return None
 
-    def _serve(self, link: Link) -> None:
-        try:
-            serve_link(link, self._identity.caches, self._identity.timeout_s)
-        except (ChannelError, BadFrame) as error:
-            logger.warning("cluster_id=%d: link dropped: %s", link.cluster_id, error)
-            link.close(0.0, "the peer broke the protocol")
-        finally:
-            close(link.serve_sock)
-            with self._lock:
-                self._threads.discard(threading.current_thread())
-
     def _unlink(self, address: Address, deadline: float) -> LLMStatusCode:
         sock = self._connect(address, deadline, "unlink")
         try:
@@ -202,10 +185,3 @@ class Dialler:
             return to_status(receive_message(sock, Done, deadline).status)
         finally:
             close(sock)
-
-    def join(self, timeout_s: float) -> None:
-        """Wait for the serving threads of links that have been closed."""
-        with self._lock:
-            waiting = list(self._threads)
-        for thread in waiting:
-            thread.join(timeout_s)

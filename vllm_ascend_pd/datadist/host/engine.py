@@ -34,8 +34,11 @@ from vllm_ascend_pd.datadist.host.transfers import (
     plan_push,
     resolve,
 )
+from vllm_ascend_pd.datadist.host.watching import LinkWatcher
 from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
 from vllm_ascend_pd.datadist.types import LLMClusterInfo, to_ip_text
+from vllm_ascend_pd.native.plane import NativePlane
+from vllm_ascend_pd.native.pool import get_shared_pool
 
 logger = logging.getLogger(__name__)
 
@@ -48,10 +51,12 @@ class Engine:
 
     def __init__(self, cluster_id: int, options: EngineOptions) -> None:
         self.options = options
-        self.caches = CacheTable()
+        self.plane = NativePlane(options.num_threads, options.sync_timeout_ms, get_shared_pool())
+        self.caches = CacheTable(self.plane)
         self.links = LinkTable()
+        self._watcher = LinkWatcher(self.plane, self.links, options.sync_timeout_ms / 1000)
         self.preparing: set[int] = set()  # peers whose two-sided link is being made; see two_sided
-        self._identity = Identity(cluster_id, options, self.caches, self.links)
+        self._identity = Identity(cluster_id, options, self.caches, self.links, self._watcher)
         self.acceptor = Acceptor(self._identity)
         self.dialler = Dialler(self._identity)
         self._gate = threading.Condition()  # guards _running, _closed
@@ -62,7 +67,15 @@ class Engine:
         self._tcp: Listener | None = None
         self._unix: Listener | None = None
         if options.listen is not None:
-            self._start_listening(options.listen)
+            try:
+                self._start_listening(options.listen)
+            except BaseException:
+                self._close_plane()
+                raise
+
+    def _close_plane(self) -> None:
+        self._watcher.close(_JOIN_S)
+        self.plane.close()
 
     @property
     def cluster_id(self) -> int:
@@ -155,7 +168,7 @@ class Engine:
         with self._listener_lock:
             self._stop_listening()
         self._close_links()  # those that were being accepted meanwhile
-        self.dialler.join(_JOIN_S)
+        self._close_plane()
 
     def _close_links(self) -> None:
         for link in self.links.all():
@@ -212,9 +225,7 @@ class Engine:
             check_local_memory(local, link.last_local_cache_id)
             with link.transfer(deadline):
                 entry, batch_index = resolve(link.entries, request.key)
-                runs = plan_pull(local, entry, batch_index, request)
-                runs.check_size()
-                link.read(entry, runs, local.addresses, local.tensor_bytes, deadline)
+                link.read(entry, local.cache_id, plan_pull(local, entry, batch_index, request), deadline)
 
     def push(self, request: PushRequest) -> None:
         """Local bytes to a remote cache, layer by layer, each with its own timeout. Raises LLMException (§4.5)."""
@@ -222,11 +233,10 @@ class Engine:
             link = self.get_link(request.key.cluster_id)
             check_local_memory(local, link.last_local_cache_id)
             entry, batch_index = resolve(link.entries, request.key)
-            for runs in plan_push(local, entry, batch_index, request):
-                runs.check_size()
+            for moves in plan_push(local, entry, batch_index, request):
                 deadline = time.monotonic() + self._identity.timeout_s
                 with link.transfer(deadline):
-                    link.write(entry, runs, local.addresses, local.tensor_bytes, deadline)
+                    link.write(entry, local.cache_id, moves, deadline)
 
 
 def _run_each(

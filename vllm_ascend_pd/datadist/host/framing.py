@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bounded frames and raw bytes on stream sockets, every wait with a deadline (`time.monotonic()` seconds).
+"""Bounded frames on stream sockets while a link is made, every wait with a deadline (`time.monotonic()` seconds).
 
-A frame is magic (u32), length (u32), body; little-endian. Bulk bytes follow a frame without framing. Sockets
-stay in blocking mode with kernel timeouts, so that one call moves a whole batch of buffers with the GIL
-released. One thread uses a socket at a time.
+A frame is magic (u32), length (u32), body; little-endian. Once the link stands, its sockets belong to the C++
+plane, which has frames of its own. Sockets are in blocking mode with kernel timeouts; one thread uses a socket at
+a time.
 """
 
 from __future__ import annotations
@@ -126,28 +126,6 @@ def receive_frame(sock: socket.socket, deadline: float, limit: int = MAX_FRAME_B
     body = bytearray(size)
     receive_into(sock, [memoryview(body)], deadline)
     return bytes(body)
-
-
-def wait_frame_start(sock: socket.socket) -> None:
-    """Block without a deadline until a frame begins. Raises PeerGone when the connection ends instead."""
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, 0))
-        data = sock.recv(1, socket.MSG_PEEK)
-    except OSError as error:
-        raise PeerGone(f"receive failed: {error}") from error
-    if not data:
-        raise PeerGone("connection closed by the peer")
-
-
-def poll_idle(sock: socket.socket) -> bool:
-    """Whether the peer is there and silent, as it should be between requests. Never blocks."""
-    try:
-        sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False  # the end of the stream, or words of farewell
 
 
 def configure(sock: socket.socket) -> None:

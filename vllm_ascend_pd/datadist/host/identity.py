@@ -11,6 +11,7 @@ from vllm_ascend_pd.datadist.host.descriptors import read_boot_id
 from vllm_ascend_pd.datadist.host.linktable import LinkTable
 from vllm_ascend_pd.datadist.host.options import EngineOptions
 from vllm_ascend_pd.datadist.host.table import CacheTable
+from vllm_ascend_pd.datadist.host.watching import LinkWatcher
 
 SOCKET_PREFIX: Final = "vllm-pd-"
 
@@ -23,6 +24,7 @@ class Identity:
     options: EngineOptions
     caches: CacheTable
     links: LinkTable
+    watcher: LinkWatcher
     instance: bytes = field(default_factory=lambda: secrets.token_bytes(16))
     boot_id: str = field(default_factory=read_boot_id)
 

@@ -1,73 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One link to one peer: a channel for our requests, a channel for the peer's, the peer's caches as they were
-when the link was made, and the mappings of its arenas.
+"""One link to one peer: the C++ plane's connections in both directions, the peer's caches as they were when the link
+was made, and the mappings of its arenas.
 
 One transfer at a time: the mutex covers a whole pull or push, and waiting for it counts against the caller's
 deadline. After a timeout or the peer's death the link is spoiled: every later call is LLM_NOT_YET_LINK until
-it is unlinked and linked again. The mutex and `serve_lock` are never held together.
+it is unlinked and linked again. Any thread may call; bytes move in the caller's, without the interpreter's lock.
 """
 
 from __future__ import annotations
 
-import ctypes
 import logging
-import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Final, NoReturn
 
-from vllm_ascend_pd.datadist.host.channel import receive_message, send_message
-from vllm_ascend_pd.datadist.host.copying import CopyDeadline, copy_runs
-from vllm_ascend_pd.datadist.host.framing import (
-    BadFrame,
-    ChannelError,
-    ChannelTimeout,
-    PeerGone,
-    cut,
-    poll_idle,
-    receive_into,
-    send_from,
-)
-from vllm_ascend_pd.datadist.host.messages import Bye, CacheEntry, DataReply, Read, Write
-from vllm_ascend_pd.datadist.host.runs import Runs
+from vllm_ascend_pd.datadist.host.framing import BadFrame
+from vllm_ascend_pd.datadist.host.messages import CacheEntry
+from vllm_ascend_pd.datadist.host.runs import max_request_words
 from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, to_status
 from vllm_ascend_pd.memory.mapping import SharedMapping
+from vllm_ascend_pd.native.plane import LinkStats, LinkStatus, Moves, NativeLink, Outcome
 
 logger = logging.getLogger(__name__)
 
-_FAREWELL_S = 0.2
-
-
-class _PeerUnlinked(ChannelError):
-    """The peer tore the link down in an orderly way."""
-
-
-def view_memory(address: int, num_bytes: int) -> memoryview:
-    """Writable bytes at an address; nothing is touched, nothing kept alive."""
-    array: Any = (ctypes.c_char * num_bytes).from_address(address)
-    return memoryview(array).cast("B")
-
-
-def select_views(
-    addresses: Sequence[int], tensor_bytes: int, offsets: Sequence[int], sizes: Sequence[int]
-) -> list[memoryview]:
-    """For each tensor, for each run: its bytes."""
-    views: list[memoryview] = []
-    for address in addresses:
-        tensor = view_memory(address, tensor_bytes)
-        views += [tensor[start : start + size] for start, size in zip(offsets, sizes, strict=True)]
-    return views
+# Outcomes that leave the link useless, and what the caller gets to see.
+_SPOILING: Final = {
+    LinkStatus.TIMEOUT: LLMStatusCode.LLM_TIMEOUT,
+    LinkStatus.PEER_GONE: LLMStatusCode.LLM_TIMEOUT,
+    LinkStatus.PEER_UNLINKED: LLMStatusCode.LLM_NOT_YET_LINK,
+    LinkStatus.CLOSED: LLMStatusCode.LLM_NOT_YET_LINK,
+    LinkStatus.BAD_FRAME: LLMStatusCode.LLM_FAILED,
+    LinkStatus.LOCAL_FAULT: LLMStatusCode.LLM_FAILED,
+}
 
 
 def check_entries(entries: Sequence[CacheEntry], mappings: dict[int, SharedMapping] | None) -> None:
     """Raise BadFrame unless a peer's caches make sense and lie inside what it passed."""
     for entry in entries:
         tensors = entry.num_tensors
-        shaped = tensors > 0 and 0 < entry.num_slots <= entry.tensor_bytes < 2**62
+        shaped = 0 < tensors < 2**32 and 0 < entry.num_slots <= entry.tensor_bytes < 2**62
         placed = len(entry.arena_ids) == len(entry.arena_offsets) == (tensors if entry.accessible else 0)
-        if not shaped or not placed:
+        if not shaped or not placed or not -(2**63) <= entry.cache_id < 2**63:
             raise BadFrame(f"cache {entry.cache_id} of the peer makes no sense")
         for number, offset in zip(entry.arena_ids, entry.arena_offsets, strict=True):
             mapping = (mappings or {}).get(number)
@@ -75,27 +51,54 @@ def check_entries(entries: Sequence[CacheEntry], mappings: dict[int, SharedMappi
                 raise BadFrame(f"cache {entry.cache_id} of the peer is outside its arena {number}")
 
 
+@dataclass(frozen=True)
+class PeerCaches:
+    """What a new link knows of its peer."""
+
+    cluster_id: int
+    entries: list[CacheEntry]
+    mappings: dict[int, SharedMapping] | None
+
+    @property
+    def transport(self) -> str:
+        """How bytes come from this peer: `mapped` when all it serves is mapped here, else `tcp`."""
+        if self.mappings is None:
+            return "tcp"
+        served = [entry for entry in self.entries if entry.accessible]
+        return "mapped" if all(self.find_mapped(entry) is not None for entry in served) else "tcp"
+
+    def find_mapped(self, entry: CacheEntry) -> list[int] | None:
+        """Where the cache's tensors lie here; None unless all of them are mapped."""
+        mappings = self.mappings
+        if mappings is None or not entry.arena_ids or not all(number in mappings for number in entry.arena_ids):
+            return None
+        places = zip(entry.arena_ids, entry.arena_offsets, strict=True)
+        return [mappings[number].address + offset for number, offset in places]
+
+
 class Link:
-    """A usable link; made by `dialling` or `accepting`."""
+    """A usable link; made by `watching`."""
 
     def __init__(
         self,
-        cluster_id: int,
-        request_sock: socket.socket,
-        serve_sock: socket.socket,
-        entries: list[CacheEntry],
-        mappings: dict[int, SharedMapping] | None,
+        peer: PeerCaches,
+        native: NativeLink,
         last_local_cache_id: int,
+        *,
+        accepted: bool,
+        is_own: bool,
     ) -> None:
-        self.cluster_id = cluster_id
-        self.entries = entries
+        self.cluster_id = peer.cluster_id
+        self.entries = peer.entries
         self.last_local_cache_id = last_local_cache_id
-        self.serve_sock = serve_sock
-        self.serve_lock = threading.Lock()  # held while an answer is on its way
-        self._request_sock = request_sock
-        self._mappings = mappings
+        self.accepted = accepted
+        self.is_own = is_own  # the accepting end of a link to ourselves
+        self._native = native
+        self._peer = peer  # keeps its memory mapped
         self._mutex = threading.Lock()  # one transfer at a time
         self._spoiled_by = ""  # why it is of no use any more
+        for entry in peer.entries:
+            native.add_cache(entry.cache_id, entry.num_tensors, entry.tensor_bytes, peer.find_mapped(entry))
 
     @property
     def is_live(self) -> bool:
@@ -104,14 +107,13 @@ class Link:
 
     @property
     def transport(self) -> str:
-        """How bytes come from this peer: `mapped` when all it serves is mapped here, else `tcp`."""
-        if self._mappings is None:
-            return "tcp"
-        served = [entry for entry in self.entries if entry.accessible]
-        return "mapped" if all(self._is_mapped(entry) for entry in served) else "tcp"
+        """How bytes come from this peer: `mapped` or `tcp`."""
+        return self._peer.transport
 
-    def _is_mapped(self, entry: CacheEntry) -> bool:
-        return self._mappings is not None and all(number in self._mappings for number in entry.arena_ids)
+    @property
+    def stats(self) -> LinkStats:
+        """What its transfers took so far."""
+        return self._native.stats()
 
     @contextmanager
     def transfer(self, deadline: float) -> Iterator[None]:
@@ -129,103 +131,32 @@ class Link:
         finally:
             self._mutex.release()
 
-    def read(
-        self,
-        entry: CacheEntry,
-        runs: Runs,
-        dst_addresses: Sequence[int],
-        dst_tensor_bytes: int,
-        deadline: float,
-    ) -> None:
+    def read(self, entry: CacheEntry, local_cache_id: int, moves: Moves, deadline: float) -> None:
         """Inside `transfer`: peer's bytes to local tensors. Raises LLMException."""
-        with self._translate_errors():
-            self._check_peer()
-            addresses = [dst_addresses[tensor] for tensor in runs.dst_tensors]
-            if self._is_mapped(entry):
-                self._copy(entry, runs, addresses, deadline)
-                self._check_peer()  # gone: its memory may be stale, the bytes do not count
-                return
-            message = Read(
-                cache_id=entry.cache_id,
-                tensor_start=runs.src_tensors.start,
-                tensor_stop=runs.src_tensors.stop,
-                offsets=runs.src_offsets,
-                sizes=runs.sizes,
-            )
-            send_message(self._request_sock, message, deadline)
-            reply = receive_message(self._request_sock, DataReply, deadline)
-            self._check_reply(reply)
-            if reply.num_bytes != runs.num_bytes:
-                raise BadFrame(f"{reply.num_bytes} bytes announced, {runs.num_bytes} wanted")
-            views = select_views(addresses, dst_tensor_bytes, runs.dst_offsets, runs.sizes)
-            receive_into(self._request_sock, views, deadline)
+        limit = max_request_words()
+        how = self._native.transfer(local_cache_id, entry.cache_id, moves, limit, deadline, is_write=False)
+        if how.status != LinkStatus.OK:
+            self._refuse(how, moves, remote="source", local="destination")
 
-    def _copy(self, entry: CacheEntry, runs: Runs, addresses: list[int], deadline: float) -> None:
-        assert self._mappings is not None
-        bases = [
-            self._mappings[entry.arena_ids[tensor]].address + entry.arena_offsets[tensor] for tensor in runs.src_tensors
-        ]
-        copy_runs(
-            [base + offset for base in addresses for offset in runs.dst_offsets],
-            [base + offset for base in bases for offset in runs.src_offsets],
-            runs.sizes * len(bases),
-            deadline,
-        )
-
-    def write(
-        self,
-        entry: CacheEntry,
-        runs: Runs,
-        src_addresses: Sequence[int],
-        src_tensor_bytes: int,
-        deadline: float,
-    ) -> None:
+    def write(self, entry: CacheEntry, local_cache_id: int, moves: Moves, deadline: float) -> None:
         """Inside `transfer`: local bytes to the peer's tensors. Raises LLMException."""
-        with self._translate_errors():
-            self._check_peer()
-            message = Write(
-                cache_id=entry.cache_id,
-                tensor_start=runs.dst_tensors.start,
-                tensor_stop=runs.dst_tensors.stop,
-                offsets=runs.dst_offsets,
-                sizes=runs.sizes,
-            )
-            send_message(self._request_sock, message, deadline)
-            addresses = [src_addresses[tensor] for tensor in runs.src_tensors]
-            self._check_reply(receive_message(self._request_sock, DataReply, deadline))
-            views = select_views(addresses, src_tensor_bytes, runs.src_offsets, runs.sizes)
-            send_from(self._request_sock, views, deadline)
-            self._check_reply(receive_message(self._request_sock, DataReply, deadline))
+        limit = max_request_words()
+        how = self._native.transfer(local_cache_id, entry.cache_id, moves, limit, deadline, is_write=True)
+        if how.status != LinkStatus.OK:
+            self._refuse(how, moves, remote="destination", local="source")
 
-    def _check_reply(self, reply: DataReply) -> None:
-        if reply.status != LLMStatusCode.LLM_SUCCESS:
-            fail(to_status(reply.status), f"cluster {self.cluster_id} refused: {reply.reason}")
-
-    def _check_peer(self) -> None:
-        if poll_idle(self._request_sock):
-            return
-        try:
-            receive_message(self._request_sock, Bye, time.monotonic() + _FAREWELL_S)
-        except ChannelTimeout as error:
-            raise BadFrame("the peer spoke unasked") from error
-        raise _PeerUnlinked("the peer has torn the link down")
-
-    @contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except _PeerUnlinked as error:
-            self._end(LLMStatusCode.LLM_NOT_YET_LINK, error)
-        except (ChannelTimeout, CopyDeadline, PeerGone) as error:
-            self._end(LLMStatusCode.LLM_TIMEOUT, error)
-        except BadFrame as error:
-            self._end(LLMStatusCode.LLM_FAILED, error)
-        except OSError as error:
-            fail(LLMStatusCode.LLM_FAILED, f"cluster {self.cluster_id}: {error}")
-
-    def _end(self, status: LLMStatusCode, error: Exception) -> NoReturn:
-        self._spoil(str(error))
-        fail(status, f"cluster {self.cluster_id}: {error}")
+    def _refuse(self, how: Outcome, moves: Moves, *, remote: str, local: str) -> NoReturn:
+        if how.status in _SPOILING:
+            self._spoil(how.text)
+            fail(_SPOILING[how.status], f"cluster {self.cluster_id}: {how.text}")
+        if how.status == LinkStatus.REFUSED:
+            fail(to_status(how.peer_status), f"cluster {self.cluster_id} refused: {how.text}")
+        texts = {
+            LinkStatus.BAD_REMOTE_BLOCK: f"{remote} block {how.value} is outside the peer's cache",
+            LinkStatus.BAD_LOCAL_BLOCK: f"{local} block {how.value} is outside the local cache",
+            LinkStatus.TOO_MANY_RUNS: f"{moves.num_tensors} tensors and {how.value} runs exceed one request",
+        }
+        fail(LLMStatusCode.LLM_PARAM_INVALID, f"cluster {self.cluster_id}: {texts.get(how.status, how.text)}")
 
     def _spoil(self, reason: str) -> None:
         if not self._spoiled_by:
@@ -233,30 +164,14 @@ class Link:
             logger.warning("cluster_id=%d: link spoiled: %s", self.cluster_id, reason)
 
     def close(self, timeout_s: float, reason: str) -> None:
-        """Tear down this side: waits for the transfer that runs, says farewell, ends both channels.
-
-        The thread that serves the link closes that channel's descriptor.
-        """
-        free = self._mutex.acquire(timeout=timeout_s)
+        """Tear down this side: waits for the transfer that runs and for answers on their way, says farewell."""
+        deadline = time.monotonic() + timeout_s
+        is_free = self._mutex.acquire(timeout=timeout_s)
         try:
             self._spoiled_by = self._spoiled_by or reason
-            self._say_bye(self._request_sock, free)
-            if free:
-                self._request_sock.close()
+            if not is_free:
+                self._native.cut()
+            self._native.close(deadline - time.monotonic())
         finally:
-            if free:
+            if is_free:
                 self._mutex.release()
-        free = self.serve_lock.acquire(timeout=timeout_s)
-        try:
-            self._say_bye(self.serve_sock, free)
-        finally:
-            if free:
-                self.serve_lock.release()
-
-    def _say_bye(self, sock: socket.socket, is_idle: bool) -> None:
-        if is_idle:  # in the middle of a transfer the word would be taken for data
-            try:
-                send_message(sock, Bye(), time.monotonic() + _FAREWELL_S)
-            except (ChannelError, OSError):
-                pass  # the peer is gone already
-        cut(sock)

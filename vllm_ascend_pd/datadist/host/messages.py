@@ -5,12 +5,16 @@ Order on a new connection: Hello, Challenge, Proof (both sides have then proved 
 and what Hello's `purpose` says:
 
 - `link`: Connect -> ConnectReply, then Ready -> Ready; afterwards the dialler reads and writes the listener's
-  memory over it (Read -> DataReply and bytes, Write and bytes -> DataReply).
-- `reverse`: nothing; the listener reads and writes the dialler's memory over it.
+  memory over it.
+- `data`: nothing; one more connection of the same kind. `reverse`: nothing; the listener reads and writes the
+  dialler's memory over it. There are as many connections in either direction as ConnectReply says.
 - `arenas` (Unix socket only): both sides pass the descriptors of their arenas, announced by Arenas.
 - `unlink`: Unlink -> Done.
 
-History of PROTOCOL: 1, first release.
+After Ready the connections belong to the C++ plane on both sides; its frames are in csrc_npu/host/plane/wire.h.
+
+History of PROTOCOL: 1, first release. 2, several connections per link; bytes, and the requests for them, are frames
+of the C++ plane with strided runs instead of messages.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 NONCE_BYTES: Final = 32
 
 
@@ -29,7 +33,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True, kw_only=True):
     protocol: int
     purpose: str
     nonce: bytes
-    link_token: bytes = b""  # which link a `reverse` or `arenas` connection belongs to
+    link_token: bytes = b""  # which link a `data`, `reverse` or `arenas` connection belongs to
 
 
 class Challenge(msgspec.Struct, tag="challenge", frozen=True, kw_only=True):
@@ -74,6 +78,7 @@ class Connect(msgspec.Struct, tag="connect", frozen=True, kw_only=True):
     transport: str  # auto, mapped or tcp
     boot_id: str
     caches: list[CacheEntry]
+    connections: int  # in either direction, at most
 
 
 class ConnectReply(msgspec.Struct, tag="connect_reply", frozen=True, kw_only=True):
@@ -88,6 +93,7 @@ class ConnectReply(msgspec.Struct, tag="connect_reply", frozen=True, kw_only=Tru
     descriptor_socket: str = ""  # abstract Unix socket, empty: none
     link_token: bytes = b""
     caches: list[CacheEntry] = []
+    connections: int = 0  # in either direction: what both allow
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True, kw_only=True):
@@ -116,40 +122,8 @@ class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
     status: int
 
 
-class Read(msgspec.Struct, tag="read", frozen=True, kw_only=True):
-    """Send these bytes: for each tensor of the range, for each run, in order."""
-
-    cache_id: int
-    tensor_start: int
-    tensor_stop: int
-    offsets: list[int]
-    sizes: list[int]
-
-
-class Write(msgspec.Struct, tag="write", frozen=True, kw_only=True):
-    """Place the bytes that follow: for each tensor of the range, for each run, in order."""
-
-    cache_id: int
-    tensor_start: int
-    tensor_stop: int
-    offsets: list[int]
-    sizes: list[int]
-
-
-class DataReply(msgspec.Struct, tag="data", frozen=True, kw_only=True):
-    """Read: `num_bytes` follow. Write: placed."""
-
-    status: int
-    num_bytes: int = 0
-    reason: str = ""
-
-
-class Bye(msgspec.Struct, tag="bye", frozen=True, kw_only=True):
-    """The sender tears the link down in an orderly way."""
-
-
 Message: TypeAlias = (
-    Hello | Challenge | Proof | Connect | ConnectReply | Ready | Arenas | Unlink | Done | Read | Write | DataReply | Bye
+    Hello | Challenge | Proof | Connect | ConnectReply | Ready | Arenas | Unlink | Done
 )
 
 encode: Final = msgspec.msgpack.Encoder().encode

@@ -9,10 +9,16 @@ from typing import Final
 
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
 from vllm_ascend_pd.datadist.status import LLMStatusCode, check_type, fail, require
+from vllm_ascend_pd.native.plane import MAX_CONNECTIONS
 
+OPTION_CONNECTIONS: Final = "pd.host.connections"  # TCP connections of a link, in either direction
+OPTION_THREADS: Final = "pd.host.threads"  # threads that serve all incoming connections
 TRANSPORTS: Final = ("auto", "mapped", "tcp")
 _MIN_SECRET_BYTES: Final = 16
 _DEFAULT_TIMEOUT_MS: Final = 1000
+_DEFAULT_CONNECTIONS: Final = 2
+_DEFAULT_THREADS: Final = 2
+_MAX_THREADS: Final = 64
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,8 @@ class EngineOptions:
     secret: bytes  # empty: loopback without a secret
     transport: str
     has_comm_res: bool
+    num_connections: int = _DEFAULT_CONNECTIONS
+    num_threads: int = _DEFAULT_THREADS
 
 
 def parse_options(given: dict[str, str]) -> EngineOptions:
@@ -41,18 +49,32 @@ def parse_options(given: dict[str, str]) -> EngineOptions:
     is_cache_manager = options.get("llm.EnableCacheManager") == "1"
     if "llm.TransferBackend" in options:
         _check_backend(options, is_cache_manager)
-    listen = parse_listen(options["llm.listenIpInfo"]) if options.get("llm.listenIpInfo") else None
     if not is_cache_manager:
         raise ModuleNotFoundError(
             "llm.EnableCacheManager is not 1: that mode needs llm_datadist_v1, which the host implementation lacks",
             name="llm_datadist_v1",
         )
+    listen = parse_listen(options["llm.listenIpInfo"]) if options.get("llm.listenIpInfo") else None
     _check_engine_options(options)
     secret = _parse_secret(options.get(OPTION_SECRET), listen)
     transport = options.get(OPTION_TRANSPORT, "auto")
     require(transport in TRANSPORTS, f"{OPTION_TRANSPORT} must be one of {TRANSPORTS}, not {transport!r}")
     timeout = int(options.get("llm.SyncKvCacheWaitTime", _DEFAULT_TIMEOUT_MS))
-    return EngineOptions(listen, timeout, secret, transport, bool(options.get("llm.LocalCommRes")))
+    return EngineOptions(
+        listen,
+        timeout,
+        secret,
+        transport,
+        bool(options.get("llm.LocalCommRes")),
+        _parse_count(options, OPTION_CONNECTIONS, _DEFAULT_CONNECTIONS, MAX_CONNECTIONS),
+        _parse_count(options, OPTION_THREADS, _DEFAULT_THREADS, _MAX_THREADS),
+    )
+
+
+def _parse_count(options: dict[str, str], name: str, default: int, highest: int) -> int:
+    text = options.get(name, str(default))
+    require(text.isdecimal() and 1 <= int(text) <= highest, f"{name} must be in 1..{highest}, not {text!r}")
+    return int(text)
 
 
 def _check_backend(options: dict[str, str], is_cache_manager: bool) -> None:

@@ -22,11 +22,14 @@ from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
 from vllm_ascend_pd.datadist.types import INVALID_ID, CacheDesc, CacheKey, Placement
 from vllm_ascend_pd.memory.arena import Arena, find_arena
 from vllm_ascend_pd.memory.mapping import ALIGNMENT
+from vllm_ascend_pd.native.plane import NativePlane
 
 logger = logging.getLogger(__name__)
 
 _MAX_TABLE_BYTES: Final = 1 << 20  # Source: datadist-api.md §4.1
 _MAX_RANK: Final = 31
+_SERVED_AGAIN_S: Final = 0.002  # between two looks whether the plane still answers a peer from a cache
+_FOREVER_S: Final = 3600.0
 
 
 @dataclass(eq=False)
@@ -68,7 +71,8 @@ class Export:
 class CacheTable:
     """Registered caches by id and by key."""
 
-    def __init__(self) -> None:
+    def __init__(self, plane: NativePlane) -> None:
+        self._plane = plane  # serves what is remote accessible
         self._changed = threading.Condition()  # guards everything below
         self._caches: dict[int, RegisteredCache] = {}
         self._keys = KeyMaps()
@@ -107,6 +111,7 @@ class CacheTable:
             self._check_capacity(cache)
             if accessible:
                 cache.arenas = [find_arena(address, tensor_bytes) for address in addresses]
+                self._plane.add_cache(cache.cache_id, cache.addresses, tensor_bytes, accessible=True)
             self._next_id += 1
             self._caches[cache.cache_id] = cache
             self._keys.bind(cache.cache_id, keys, is_blocks)
@@ -163,9 +168,11 @@ class CacheTable:
         deadline = time.monotonic() + timeout_s
         del self._caches[cache.cache_id]
         self._keys.drop(cache.cache_id)
-        while cache.users and time.monotonic() < deadline:
-            self._changed.wait(deadline - time.monotonic())
-        if cache.users:
+        is_served = not self._plane.remove_cache(cache.cache_id, 0.0)
+        while (cache.users or is_served) and time.monotonic() < deadline:
+            self._changed.wait(min(_SERVED_AGAIN_S if is_served else _FOREVER_S, deadline - time.monotonic()))
+            is_served = not self._plane.remove_cache(cache.cache_id, 0.0)
+        if cache.users or is_served:
             logger.error("cache_id=%d: a copy still touches the memory that is given up", cache.cache_id)
             return None
         return cache
@@ -238,7 +245,7 @@ def check_shape(desc: CacheDesc) -> int:
 
 def _check_addresses(desc: CacheDesc, addresses: Sequence[int], tensor_bytes: int) -> None:
     for index, address in enumerate(addresses):
-        in_range = 0 < address < 2**63 and tensor_bytes < 2**63
+        in_range = 0 < address < 2**63 and tensor_bytes < 2**62
         require(in_range, f"tensor {index}: {address:#x} is not an address")
         if desc.placement == Placement.DEVICE:
             aligned = address % ALIGNMENT == 0

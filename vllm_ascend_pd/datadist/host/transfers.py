@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: what one pull or push asks for, its checks in the engine's order, and the runs that it moves (§4.3, §4.5).
+"""Pure: what one pull or push asks for, its checks in the engine's order, and what it moves (§4.3, §4.5).
 
 A pull's source is the peer, a push's source is this process. All refusals are LLMException with the code of
 the reference's tables.
@@ -7,15 +7,17 @@ the reference's tables.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from vllm_ascend_pd.datadist.host.messages import CacheEntry
-from vllm_ascend_pd.datadist.host.runs import Runs, check_blocks, pair_blocks, select_tensors, split_into_blocks
+from vllm_ascend_pd.datadist.host.runs import check_blocks, select_tensors, split_into_blocks, to_block_array
 from vllm_ascend_pd.datadist.host.table import RegisteredCache, find_entry, find_entry_by_id
 from vllm_ascend_pd.datadist.status import LLMStatusCode, fail, require
 from vllm_ascend_pd.datadist.types import INVALID_ID, BlocksCacheKey, CacheKey, CacheKeyByIdAndIndex
+from vllm_ascend_pd.native.plane import Moves
 
 Key: TypeAlias = CacheKey | CacheKeyByIdAndIndex | BlocksCacheKey
 
@@ -111,31 +113,34 @@ def resolve(entries: Sequence[CacheEntry], key: Key) -> tuple[CacheEntry, int]:
     return entry, batch_index
 
 
-def plan_pull(local: RegisteredCache, entry: CacheEntry, batch_index: int, request: PullRequest) -> Runs:
-    """The runs of a pull; source is `entry`, destination is `local`."""
-    src_tensors, dst_tensors = select_tensors(
+def plan_pull(local: RegisteredCache, entry: CacheEntry, batch_index: int, request: PullRequest) -> Moves:
+    """What a pull moves; source is `entry`, destination is `local`."""
+    src, dst = select_tensors(
         local.num_tensors, entry.num_tensors, request.src_layers, request.dst_layers, request.tensors_per_layer
     )
     if request.blocks is None:
         size = local.slot_bytes if request.size == -1 else request.size
         require(size <= entry.slot_bytes, f"size {size} exceeds a remote slot of {entry.slot_bytes} bytes")
-        start = request.batch_index * local.slot_bytes
-        return Runs(src_tensors, dst_tensors, [batch_index * entry.slot_bytes], [start], [size])
-    src_blocks, dst_blocks = request.blocks
+        local_base, remote_base = request.batch_index * local.slot_bytes, batch_index * entry.slot_bytes
+        return Moves(dst.start, src.start, len(src), _one(), _one(), size, size, local_base, remote_base)
+    src_blocks, dst_blocks = to_block_array(request.blocks[0]), to_block_array(request.blocks[1])
+    block_bytes = local.slot_bytes
     if entry.is_blocks:
-        check_blocks("source", src_blocks, entry.num_slots)
         require(
-            entry.slot_bytes == local.slot_bytes,
-            f"block bytes differ: remote {entry.slot_bytes}, local {local.slot_bytes}",
+            entry.slot_bytes == block_bytes, f"block bytes differ: remote {entry.slot_bytes}, local {block_bytes}"
         )
-        return Runs(src_tensors, dst_tensors, *pair_blocks(src_blocks, dst_blocks, local.slot_bytes))
-    start = batch_index * entry.slot_bytes
-    runs = split_into_blocks(start, entry.slot_bytes, dst_blocks, local.slot_bytes)
-    return Runs(src_tensors, dst_tensors, *runs)
+        return Moves(dst.start, src.start, len(src), dst_blocks, src_blocks, block_bytes, block_bytes)
+    pieces, last_bytes = split_into_blocks(entry.slot_bytes, len(dst_blocks), block_bytes)
+    remote_base = batch_index * entry.slot_bytes
+    return Moves(dst.start, src.start, len(src), dst_blocks, pieces, block_bytes, last_bytes, 0, remote_base)
 
 
-def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, request: PushRequest) -> list[Runs]:
-    """The runs of each layer of a push; source is `local`, destination is `entry`."""
+def _one() -> array[int]:
+    return array("q", (0,))
+
+
+def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, request: PushRequest) -> list[Moves]:
+    """What each layer of a push moves; source is `local`, destination is `entry`."""
     per_layer = request.tensors_per_layer
     layers = range(local.num_tensors // per_layer)
     src_layers = layers if request.src_layers is None else request.src_layers
@@ -148,6 +153,17 @@ def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, reque
     require(
         dst_layers.stop * per_layer <= entry.num_tensors, f"dst_layer_range {dst_layers} is outside the peer's cache"
     )
+    moves = _plan_layer(local, entry, batch_index, request)
+    return [
+        replace(moves, local_tensor=src * per_layer, remote_tensor=dst * per_layer)
+        for src, dst in zip(src_layers, dst_layers, strict=True)
+    ]
+
+
+def _plan_layer(local: RegisteredCache, entry: CacheEntry, batch_index: int, request: PushRequest) -> Moves:
+    """What is alike in each layer."""
+    num_tensors = request.tensors_per_layer
+    slot_base = request.batch_index * local.slot_bytes
     if request.blocks is None:
         in_range = request.batch_index < local.num_slots
         require(in_range, f"src_batch_index {request.batch_index} of a cache of {local.num_slots} slots")
@@ -155,28 +171,21 @@ def plan_push(local: RegisteredCache, entry: CacheEntry, batch_index: int, reque
             local.slot_bytes <= entry.slot_bytes,
             f"a local slot of {local.slot_bytes} bytes exceeds a remote one of {entry.slot_bytes}",
         )
-        offsets = [request.batch_index * local.slot_bytes], [batch_index * entry.slot_bytes], [local.slot_bytes]
-    elif request.chunk_bytes:
-        chunk, dst_blocks = request.chunk_bytes, request.blocks[1]
+        size, remote_base = local.slot_bytes, batch_index * entry.slot_bytes
+        return Moves(0, 0, num_tensors, _one(), _one(), size, size, slot_base, remote_base)
+    src_blocks, dst_blocks = to_block_array(request.blocks[0]), to_block_array(request.blocks[1])
+    if request.chunk_bytes:
+        chunk = request.chunk_bytes
         require(chunk == entry.slot_bytes, f"chunks of {chunk} bytes for remote blocks of {entry.slot_bytes}")
         require(request.batch_index < local.num_slots, f"src_batch_index {request.batch_index} of {local.num_slots}")
         check_blocks("destination", dst_blocks, entry.num_slots)
-        offsets = split_into_blocks(request.batch_index * local.slot_bytes, local.slot_bytes, dst_blocks, chunk)
-    else:
-        src_blocks, dst_blocks = request.blocks
-        require(len(src_blocks) == len(dst_blocks), f"{len(src_blocks)} source, {len(dst_blocks)} destination blocks")
-        check_blocks("source", src_blocks, local.num_slots)
-        check_blocks("destination", dst_blocks, entry.num_slots)
-        require(
-            entry.slot_bytes == local.slot_bytes,
-            f"block bytes differ: local {local.slot_bytes}, remote {entry.slot_bytes}",
-        )
-        offsets = pair_blocks(src_blocks, dst_blocks, local.slot_bytes)
-    return [
-        Runs(
-            range(src * per_layer, (src + 1) * per_layer),
-            range(dst * per_layer, (dst + 1) * per_layer),
-            *offsets,
-        )
-        for src, dst in zip(src_layers, dst_layers, strict=True)
-    ]
+        pieces, last_bytes = split_into_blocks(local.slot_bytes, len(dst_blocks), chunk)
+        return Moves(0, 0, num_tensors, pieces, dst_blocks, chunk, last_bytes, slot_base)
+    require(len(src_blocks) == len(dst_blocks), f"{len(src_blocks)} source, {len(dst_blocks)} destination blocks")
+    check_blocks("source", src_blocks, local.num_slots)
+    check_blocks("destination", dst_blocks, entry.num_slots)
+    require(
+        entry.slot_bytes == local.slot_bytes,
+        f"block bytes differ: local {local.slot_bytes}, remote {entry.slot_bytes}",
+    )
+    return Moves(0, 0, num_tensors, src_blocks, dst_blocks, local.slot_bytes, local.slot_bytes)
