@@ -7,7 +7,6 @@ that a process shares is made at the first call of `get_shared_pool`; it does no
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 import weakref

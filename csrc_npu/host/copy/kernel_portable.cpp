@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copies with the C library only, for any CPU. There is no portable non-temporal store.
-#include <atomic>
 #include <cstring>
 
 #include "kernels.h"
@@ -22,7 +21,7 @@ void copy_row(const PieceRow& row) {
 
 }  // namespace
 
-const Kernel kPortableKernel{"portable", [] { return true; }, copy_row, copy_row,
-                             [] { std::atomic_thread_fence(std::memory_order_seq_cst); }};
+// Ordinary stores need no fence: whoever counts a chunk as done publishes them.
+const Kernel kPortableKernel{"portable", [] { return true; }, copy_row, copy_row, [] {}};
 
 }  // namespace pd

@@ -9,20 +9,16 @@ namespace {
 
 constexpr std::size_t kLine = 64;
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kLibraryCopyBytes = 1024;  // from here on the C library's copy is at least as good
-constexpr std::size_t kStreamBytes = 512;        // shorter unaligned pieces: their part lines cost more than they save
+// Above this the C library's copy is as good; below it may fall into a microcode copy that is ten times slower where
+// source and destination have nearly the same place in their pages. Source: measured on AMD Zen 3.
+constexpr std::size_t kShortBytes = 32u << 10;
+constexpr std::size_t kStreamBytes = 512;  // shorter unaligned pieces: their part lines cost more than they save
 
 // Lines fetched at the start of the piece or page that comes next; the hardware's prefetcher goes on from there.
 constexpr std::size_t kAheadLines = 4;
-// Distance of the prefetch inside a page.
-constexpr std::size_t kAheadBytes = 1024;
-
-template <typename Word>
-PD_TARGET inline void copy_word(std::byte* dst, const std::byte* src) {
-  Word word;
-  __builtin_memcpy(&word, src, sizeof word);
-  __builtin_memcpy(dst, &word, sizeof word);
-}
+// Distance of the prefetch inside a piece: over the borders of pages, where the hardware's prefetcher begins anew.
+// Source: 256 was the best of 0 to 2048 for pieces of 4 to 128 KiB on AMD Zen 3.
+constexpr std::size_t kAheadBytes = 256;
 
 // Two overlapping words: any length from one word to two.
 template <typename Word>
@@ -72,7 +68,12 @@ PD_TARGET inline void stream_line(std::byte* dst, const std::byte* src) {
 PD_TARGET inline void copy_short(std::byte* dst, const std::byte* src, std::size_t bytes) {
   if (bytes < kLine) return copy_below_line(dst, src, bytes);
   const std::size_t last = bytes - kLine;
-  for (std::size_t i = 0; i < last; i += kLine) copy_line(dst + i, src + i);
+  std::size_t i = 0;
+  for (; i + kLine < last; i += 2 * kLine) {
+    copy_line(dst + i, src + i);
+    copy_line(dst + i + kLine, src + i + kLine);
+  }
+  if (i < last) copy_line(dst + i, src + i);
   copy_line(dst + last, src + last);  // overlaps
 }
 
@@ -82,7 +83,7 @@ PD_TARGET inline void prefetch_start(const std::byte* src) {
 }
 
 PD_TARGET inline void copy_temporal_piece(std::byte* dst, const std::byte* src, std::size_t bytes) {
-  if (bytes >= kLibraryCopyBytes) {
+  if (bytes > kShortBytes) {
     std::memcpy(dst, src, bytes);
   } else {
     copy_short(dst, src, bytes);
