@@ -7,7 +7,7 @@ import ctypes
 
 import pytest
 
-from tests.contract.implementation import Cache, CacheDesc, DataType, MemInfo, Memtype, Placement, status_of
+from tests.contract.implementation import NAME, Cache, CacheDesc, DataType, MemInfo, Memtype, Placement, status_of
 
 TENSORS, BLOCKS, BLOCK = 3, 8, 64
 INT8 = DataType.DT_INT8
@@ -151,6 +151,18 @@ def test_swap_blocks_copies_in_either_direction(manager, memory, blocks, host):
     assert memory.read(1) == list(range(8, 16))  # copied, not exchanged
     manager.swap_blocks(host, blocks, {4: 0})
     assert memory.read(2) == [120, *range(17, 24)]
+
+
+@pytest.mark.skipif(NAME != "host", reason="looks into the host implementation")
+def test_a_local_copy_is_one_native_call(manager, blocks, slots, host, monkeypatch):
+    from vllm_ascend_pd.native.copying import CopyGroup
+
+    calls = []
+    monkeypatch.setattr(CopyGroup, "copy", lambda self, src, dst: calls.append((self.num_tensors, len(src))))
+    manager.copy_blocks(blocks, {5: [6, 7], 0: [1]})
+    manager.swap_blocks(blocks, host, {0: 1, 1: 2, 2: 3})
+    manager.copy_cache(slots, slots, 0, 3)
+    assert calls == [(TENSORS, 3), (TENSORS, 3), (TENSORS, 1)]
 
 
 def test_swap_blocks_works_on_addresses_only(manager, memory, blocks, host):

@@ -16,6 +16,7 @@ from tests.contract.implementation import (
     DataType,
     LLMException,
     LLMStatusCode,
+    status_of,
 )
 from tests.unit.datadist.datadist_peer import (
     BLOCK_BYTES,
@@ -201,4 +202,54 @@ def test_pull_blocks_cuts_a_slot_into_blocks(linked, key):
     for tensor in range(NUM_TENSORS):
         for index, block in enumerate((9, 4, 60)):
             assert linked.block(tensor, block) == pattern(2, tensor, NUM_BLOCKS // 4 + index)
+    linked.fill()
+
+
+UNKNOWN = 4242  # a local cache id
+
+
+@pytest.mark.parametrize(
+    ("key", "cache", "src", "dst", "status"),
+    [
+        (K(1), UNKNOWN, [0], [0], "LLM_PARAM_INVALID"),  # own cluster: before the local cache
+        (K(77), UNKNOWN, [0], [0], "LLM_KV_CACHE_NOT_EXIST"),  # the local cache: before the link
+        (K(77), "cache", [0, 1], [0], "LLM_PARAM_INVALID"),  # lengths: before the link
+        (K(77), "cache", [0], [NUM_BLOCKS], "LLM_NOT_YET_LINK"),  # the link: before the local blocks
+        (K(2, 9), "cache", [0], [NUM_BLOCKS], "LLM_PARAM_INVALID"),  # local blocks: before the remote cache
+        (K(2, 9), "cache", [NUM_BLOCKS], [0], "LLM_KV_CACHE_NOT_EXIST"),  # the remote cache: before its blocks
+    ],
+)
+def test_pull_reports_the_first_of_several_faults(linked, key, cache, src, dst, status):
+    target = Cache(UNKNOWN, linked.desc, [1], True) if cache == UNKNOWN else getattr(linked, cache)
+    assert status_of(lambda: linked.manager.pull_blocks(key, target, src, dst)) == status
+
+
+def test_layer_checks_come_before_the_link(linked):
+    ranges = {"dst_layer_range": range(2, 3)}
+    pull = linked.manager.pull_blocks
+    assert status_of(lambda: pull(K(77), linked.cache, [0], [0], **ranges)) == "LLM_PARAM_INVALID"
+    by_id = CacheKeyByIdAndIndex(77, 3)
+    assert status_of(lambda: linked.manager.pull_cache(by_id, linked.slots, 4)) == "LLM_PARAM_INVALID"
+    assert status_of(lambda: linked.manager.pull_cache(by_id, linked.slots, 3)) == "LLM_NOT_YET_LINK"
+
+
+def test_a_pull_takes_no_key_away(linked):
+    for _ in range(2):
+        linked.manager.pull_blocks(CacheKey(2, 11), linked.cache, [], [4])
+    assert linked.block(0, 4) == pattern(2, 0, NUM_BLOCKS // 4)
+    linked.fill()
+
+
+@pytest.mark.parametrize("cache_id", [0, -1])
+def test_an_id_that_is_none_means_the_key_of_request_0(linked, cache_id):
+    linked.manager.pull_blocks(CacheKeyByIdAndIndex(2, cache_id, 0), linked.cache, [], [4])
+    assert linked.block(0, 4) == pattern(2, 0, 2 * NUM_BLOCKS // 4)
+    linked.fill()
+
+
+def test_layers_of_another_width_are_selected(linked):
+    ranges = {"src_layer_range": range(1, 3), "dst_layer_range": range(2, 4)}
+    linked.manager.pull_blocks(K(2), linked.cache, [7], [8], tensor_num_per_layer=1, **ranges)
+    assert [linked.block(tensor, 8) == pattern(2, tensor - 1, 7) for tensor in (2, 3)] == [True, True]
+    assert linked.block(1, 8) == pattern(1, 1, 8)
     linked.fill()

@@ -196,3 +196,73 @@ def test_config_property_becomes_option(name, value, expected):
 def test_config_refuses_bad_values(name, value, error):
     with pytest.raises(error):
         setattr(LLMConfig(), name, value)
+
+
+@pytest.mark.parametrize(
+    ("name", "default"),
+    [
+        ("device_id", None),
+        ("listen_ip_info", ""),
+        ("sync_kv_timeout", None),
+        ("ge_options", {}),
+        ("deploy_res_path", ""),
+        ("enable_cache_manager", False),
+        ("enable_remote_cache_accessible", False),
+        ("mem_pool_cfg", ""),
+        ("host_mem_pool_cfg", ""),
+        ("buf_pool_cfg", ""),
+        ("rdma_traffic_class", None),
+        ("rdma_service_level", None),
+        ("local_comm_res", ""),
+        ("link_total_time", 0),
+        ("link_retry_count", 1),
+        ("transfer_backend", ""),
+        ("global_resource_config", ""),
+        ("enable_switch_role", False),
+        ("mem_utilization", 0.95),
+        ("output_max_size", None),
+        ("cluster_info", ""),
+        ("options", {}),
+    ],
+)
+def test_config_property_has_its_default(name, default):
+    assert getattr(LLMConfig(), name) == default
+
+
+def test_options_stay_once_they_were_generated():
+    config = LLMConfig()
+    config.listen_ip_info = "1.2.3.4:5"
+    config.generate_options()
+    config.listen_ip_info = ""
+    assert config.gen_options()["llm.listenIpInfo"] == "1.2.3.4:5"
+    with pytest.raises(AttributeError):
+        config.options = {}
+
+
+@pytest.mark.parametrize(
+    ("data_type", "num_bytes"),
+    [
+        ("DT_FLOAT", 4),
+        ("DT_FLOAT16", 2),
+        ("DT_INT8", 1),
+        ("DT_INT32", 4),
+        ("DT_UINT8", 1),
+        ("DT_INT16", 2),
+        ("DT_UINT16", 2),
+        ("DT_UINT32", 4),
+        ("DT_INT64", 8),
+        ("DT_UINT64", 8),
+        ("DT_DOUBLE", 8),
+        ("DT_BOOL", 1),
+        ("DT_STRING", 16),
+        ("DT_BF16", 2),
+    ],
+)
+def test_elements_have_their_size(data_type, num_bytes):
+    assert CacheDesc(1, [3, 5], DataType[data_type]).size == 15 * num_bytes
+
+
+def test_keys_are_compared_by_identity():
+    assert CacheKey(1, 2) != CacheKey(1, 2)
+    assert BlocksCacheKey(1) != BlocksCacheKey(1)
+    assert CacheKeyByIdAndIndex(1, 2) != CacheKeyByIdAndIndex(1, 2)

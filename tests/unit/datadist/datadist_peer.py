@@ -70,11 +70,11 @@ class Node:
             self.register_more()
 
     def register_more(self) -> None:
-        """Cache 2: blocks of model_id 1 that nobody may read; cache 3: four slots, slot 1 is request 11."""
+        """Cache 2: blocks of model_id 1, not accessible; cache 3: four slots, 1 is request 11 and 2 request 0."""
         key = self.module.BlocksCacheKey(self.cluster_id, 1)
         self.manager.register_blocks_cache(self.desc, self.addresses, key, False)
         desc = self.module.CacheDesc(NUM_TENSORS, [4, TENSOR_BYTES // 4], self.module.DataType.DT_INT8)
-        keys = [CacheKey(self.cluster_id, INVALID_ID), CacheKey(self.cluster_id, 11)]
+        keys = [CacheKey(self.cluster_id, number) for number in (INVALID_ID, 11, 0)]
         self.manager.register_cache(desc, self.addresses, keys)
 
     def make_desc(self, num_tensors: int = NUM_TENSORS, num_blocks: int = NUM_BLOCKS) -> Any:
