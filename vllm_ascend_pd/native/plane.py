@@ -156,9 +156,7 @@ class _Functions:
         self.free = declare("pd_plane_free", None, [_HANDLE])
         self.add_cache = declare("pd_plane_add_cache", _INTEGER, cache)
         self.remove_cache = declare("pd_plane_remove_cache", _INTEGER, [_HANDLE, _INT64, _INT64])
-        self.open_link = declare(
-            "pd_plane_open_link", _HANDLE, [_HANDLE, _UINT64, _WORDS, _UINT64, _WORDS, _INT64]
-        )
+        self.open_link = declare("pd_plane_open_link", _HANDLE, [_HANDLE, _UINT64, _WORDS, _UINT64, _WORDS, _INT64])
         self.wait_event = declare("pd_plane_wait_event", _INTEGER, [_HANDLE, _INT64, ctypes.c_void_p])
         self.wake = declare("pd_plane_wake", None, [_HANDLE])
         self.stats = declare("pd_plane_stats", None, [_HANDLE, _WORDS])
@@ -300,4 +298,3 @@ class NativePlane:
     def close(self) -> None:
         """End all connections and join the threads; no call may run or follow."""
         self._free()
-

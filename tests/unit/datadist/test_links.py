@@ -6,11 +6,13 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from array import array
 
 import pytest
 
-from tests.unit.datadist.datadist_peer import holds, pull_status
+from tests.unit.datadist.datadist_peer import BLOCK_BYTES, NUM_BLOCKS, NUM_TENSORS, holds, pull_status
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
+from vllm_ascend_pd.native.plane import Moves
 
 OK = LLMStatusCode.LLM_SUCCESS
 BOTH = pytest.mark.parametrize("transport", ["auto", "tcp"])
@@ -315,27 +317,19 @@ def test_waiting_for_the_link_counts_against_the_timeout(make_node, make_peer):
     assert holds(node, 1, 1, 1)
 
 
-def test_mapped_copy_honours_the_timeout(make_node, make_peer, monkeypatch):
-    peer = make_peer()
-    node = make_node(timeout_ms=300)
-    node.link(2, peer.port)
-    monkeypatch.setattr("vllm_ascend_pd.datadist.host.copying._MAX_CALL_BYTES", 0)
-    monkeypatch.setattr("vllm_ascend_pd.datadist.host.copying._copy_long", lambda *_: time.sleep(0.2))
-    assert pull_status(node, 2, [1, 3, 5], [1, 3, 5]) is LLMStatusCode.LLM_TIMEOUT
-    assert not node.datadist._engine.get_link(2).is_live
-
-
-def test_bytes_of_a_peer_that_died_during_a_mapped_copy_do_not_count(make_node, make_peer, monkeypatch):
-    peer = make_peer()
+@BOTH
+def test_deadline_that_passes_before_the_bytes_have_come_spoils_the_link(make_node, make_peer, transport):
+    peer = make_peer(transport=transport)
     node = make_node()
     node.link(2, peer.port)
-    from vllm_ascend_pd.datadist.host import link as link_module
-
-    def copy_then_die(*_):
-        peer.kill()
-
-    monkeypatch.setattr(link_module, "copy_runs", copy_then_die)
-    assert pull_status(node, 2, [1], [1]) is LLMStatusCode.LLM_TIMEOUT
+    link = node.datadist._engine.get_link(2)
+    ids = array("q", range(NUM_BLOCKS))
+    moves = Moves(0, 0, NUM_TENSORS, ids, ids, BLOCK_BYTES, BLOCK_BYTES)
+    now = time.monotonic()
+    with link.transfer(now + 5), pytest.raises(LLMException) as failure:
+        link.read(link.entries[0], node.cache.cache_id, moves, now)
+    assert failure.value.status_code is LLMStatusCode.LLM_TIMEOUT
+    assert pull_status(node, 2, [1], [1]) is LLMStatusCode.LLM_NOT_YET_LINK
 
 
 def test_switch_role_is_refused_while_linked(make_node, make_peer):

@@ -122,9 +122,7 @@ class Done(msgspec.Struct, tag="done", frozen=True, kw_only=True):
     status: int
 
 
-Message: TypeAlias = (
-    Hello | Challenge | Proof | Connect | ConnectReply | Ready | Arenas | Unlink | Done
-)
+Message: TypeAlias = Hello | Challenge | Proof | Connect | ConnectReply | Ready | Arenas | Unlink | Done
 
 encode: Final = msgspec.msgpack.Encoder().encode
 decoder: Final = msgspec.msgpack.Decoder(Message)

@@ -126,9 +126,7 @@ def plan_pull(local: RegisteredCache, entry: CacheEntry, batch_index: int, reque
     src_blocks, dst_blocks = to_block_array(request.blocks[0]), to_block_array(request.blocks[1])
     block_bytes = local.slot_bytes
     if entry.is_blocks:
-        require(
-            entry.slot_bytes == block_bytes, f"block bytes differ: remote {entry.slot_bytes}, local {block_bytes}"
-        )
+        require(entry.slot_bytes == block_bytes, f"block bytes differ: remote {entry.slot_bytes}, local {block_bytes}")
         return Moves(dst.start, src.start, len(src), dst_blocks, src_blocks, block_bytes, block_bytes)
     pieces, last_bytes = split_into_blocks(entry.slot_bytes, len(dst_blocks), block_bytes)
     remote_base = batch_index * entry.slot_bytes
