@@ -9,9 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from vllm_ascend_pd.errors import PDConfigError
 
 FORMAT_VERSION = 1
+_LOG_WIDTH = 140  # of tables that go to a file: there is no terminal to fit
 PLOT_SUFFIXES = (".png", ".svg", ".pdf")
 
 
@@ -31,3 +34,9 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """One file, keys in our order."""
     path.write_text(json.dumps(document, indent=1) + "\n")
+
+
+def make_console() -> Console:
+    """For the tables, on stdout."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_LOG_WIDTH)

@@ -67,6 +67,7 @@ def build_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show links, leases, transfers and totals of one instance")
     status.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
     status.add_argument("--json", action="store_true", help="print /pd/status as it came")
+    verbs.add_parser("bench", help="measure how KV moves: `bench transfer`, `bench stages`", add_help=False)
     return parser
 
 
@@ -87,6 +88,10 @@ def split_serve_args(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ..
 
 def main(arguments: Sequence[str]) -> int:
     """Run one verb; the exit code is 0 after Ctrl-C, 1 for a failure, 2 for a wrong command line."""
+    if list(arguments[:1]) == ["bench"]:
+        from vllm_ascend_pd.bench.cli import main as run_bench  # has a parser of its own
+
+        return run_bench(arguments[1:])
     ours, serve_args = split_serve_args(arguments)
     parser = build_parser()
     parsed = parser.parse_args(ours)

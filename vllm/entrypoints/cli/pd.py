@@ -29,7 +29,7 @@ class PDSubcommand(CLISubcommand):
     def subparser_init(self, subparsers: Any) -> Any:
         """Add the line."""
         parser = subparsers.add_parser(
-            self.name, help="Prefill/decode disaggregation: start a whole deployment, show its status."
+            self.name, help="Prefill/decode disaggregation: start a whole deployment, show its status, measure."
         )
         parser.add_argument("words", nargs=argparse.REMAINDER)
         return parser

@@ -54,7 +54,7 @@ class Child:
 
     def __init__(self, spec: Spec, role: str, start: Start) -> None:
         self.name = f"{spec.name} {role}"
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (lives as long as the child)
         job = {**start.job, "role": role, "module": spec.module, "num_processes": spec.num_processes}
         job["options"] = {**start.job["options"].get(spec.module, {}), **spec.options}
         environment = {**os.environ, "PYTHONPATH": str(start.import_folder), **spec.environment}

@@ -8,15 +8,12 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
-
-from rich.console import Console
 
 from vllm_ascend_pd.bench import native
 from vllm_ascend_pd.bench.arguments import add_output_arguments, parse_sizes
 from vllm_ascend_pd.bench.machine import count_cpus, describe_machine, describe_run, read_cache_bytes
-from vllm_ascend_pd.bench.output import check_outputs, write_json
+from vllm_ascend_pd.bench.output import check_outputs, make_console, write_json
 from vllm_ascend_pd.bench.progress import BenchProgress
 from vllm_ascend_pd.bench.ratios import format_bytes
 from vllm_ascend_pd.bench.transfer.geometry import Geometry
@@ -39,7 +36,9 @@ def add_transfer_arguments(parser: argparse.ArgumentParser) -> None:
     """The flags."""
     names = ", ".join(spec.name for spec in SPECS)
     parser.add_argument(
-        "--pieces", metavar="SIZES", help=f"piece sizes, for example 4K,32K,2M (default: {PIECES}; --quick: {QUICK_PIECES})"
+        "--pieces",
+        metavar="SIZES",
+        help=f"piece sizes, for example 4K,32K,2M (default: {PIECES}; --quick: {QUICK_PIECES})",
     )
     parser.add_argument(
         "--rounds", type=int, metavar="N", help=f"rounds that count (default: {ROUNDS}; --quick: {QUICK_ROUNDS})"
@@ -171,7 +170,7 @@ def run_transfer(parsed: argparse.Namespace, argv: Sequence[str]) -> int:
         warn_of_small_pools(plan.geometry, progress)
         result = TransferRun(plan, progress).run()
     document = build_document(plan, result, context)
-    print_document(document, Console())
+    print_document(document, make_console())
     write_outputs(document, parsed)
     bad = [o for o in result.outcomes if o.state != "ran" and (not o.spec.is_peer or o.state == "wrong bytes")]
     return 1 if bad else 0
@@ -185,5 +184,3 @@ def write_outputs(document: Mapping[str, Any], parsed: argparse.Namespace) -> No
         from vllm_ascend_pd.bench.transfer.chart import draw
 
         draw(document, parsed.plot)
-
-

@@ -99,9 +99,7 @@ def draw_request(geometry: Geometry, piece_bytes: int, seed: int) -> Request:
         src_blocks, dst_blocks = ([*range(start, start + layout.num_moved)] for start in starts)
     else:
         src_blocks, dst_blocks = (source.sample(range(layout.num_blocks), layout.num_moved) for _ in range(2))
-    return Request(
-        layout, src_blocks, dst_blocks, _to_offsets(layout, src_blocks), _to_offsets(layout, dst_blocks)
-    )
+    return Request(layout, src_blocks, dst_blocks, _to_offsets(layout, src_blocks), _to_offsets(layout, dst_blocks))
 
 
 def _to_offsets(layout: Layout, blocks: list[int]) -> array.array[int]:

@@ -63,7 +63,7 @@ class Contender(ABC):
     def connect(self, hello: Mapping[str, Any]) -> dict[str, Any]:
         """Reader: link to the source; what a person should know (versions, what was chosen)."""
 
-    def accept(self) -> None:
+    def accept(self) -> None:  # noqa: B027 (most have nothing to do)
         """Source: called while the reader connects, for those who must take part."""
 
     def variants(self, piece_bytes: int) -> list[str]:
@@ -74,8 +74,8 @@ class Contender(ABC):
     def pull(self, request: Request, variant: str) -> Timing:
         """Reader: move the pieces."""
 
-    def serve(self, request: Request, variant: str) -> None:
+    def serve(self, request: Request, variant: str) -> None:  # noqa: B027 (most have nothing to do)
         """Source: called beside `pull`, for those who must take part."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
         """End connections."""

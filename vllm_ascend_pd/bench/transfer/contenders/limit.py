@@ -44,9 +44,7 @@ class Contender(base.Contender):
         sources = shift(request.src_offsets, self.source.address)
         destinations = shift(request.dst_offsets, self.address)
         index = native.kernel_names().index(kernel)
-        return base.Timing(
-            self.teams[int(count)].copy(index, request.layout.piece_bytes, destinations, sources)
-        )
+        return base.Timing(self.teams[int(count)].copy(index, request.layout.piece_bytes, destinations, sources))
 
     def close(self) -> None:
         """End the threads."""

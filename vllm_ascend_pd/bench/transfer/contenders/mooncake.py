@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -19,10 +20,10 @@ class Contender(base.Contender):
 
     def _start(self) -> None:
         try:
-            from mooncake.engine import TransferEngine
+            module: Any = importlib.import_module("mooncake.engine")
         except ImportError as error:
             raise base.NotInstalledError(f"mooncake.engine: {error}") from None
-        self.engine = TransferEngine()
+        self.engine = module.TransferEngine()
         code = self.engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
         if code != 0:
             raise RuntimeError(f"TransferEngine.initialize: {code}")

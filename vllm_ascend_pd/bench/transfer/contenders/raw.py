@@ -49,15 +49,11 @@ class Contender(base.Contender):
     def serve(self, request: Request, variant: str) -> None:
         """Wait to be asked, then send."""
         self.stream.recv(1)
-        native.send(
-            self.stream.fileno(), self.address + request.src_offsets[0], request.num_bytes, _CHUNKS[variant]
-        )
+        native.send(self.stream.fileno(), self.address + request.src_offsets[0], request.num_bytes, _CHUNKS[variant])
 
     def pull(self, request: Request, variant: str) -> base.Timing:
         """Ask and receive."""
         start = time.perf_counter()
         self.stream.send(b"\0")
-        native.receive(
-            self.stream.fileno(), self.address + request.dst_offsets[0], request.num_bytes, _CHUNKS[variant]
-        )
+        native.receive(self.stream.fileno(), self.address + request.dst_offsets[0], request.num_bytes, _CHUNKS[variant])
         return base.Timing(time.perf_counter() - start)
