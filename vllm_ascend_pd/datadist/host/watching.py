@@ -23,6 +23,7 @@ from vllm_ascend_pd.native.plane import LinkEvent, LinkEventKind, NativePlane
 logger = logging.getLogger(__name__)
 
 _WAIT_S: Final = 3600.0
+_WAKE_AGAIN_S: Final = 0.01
 
 
 class LinkWatcher:
@@ -62,8 +63,10 @@ class LinkWatcher:
         """Stop watching and wait for what is being closed."""
         with self._lock:
             self._stopped = True
-        self._plane.wake()
-        self._thread.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._plane.wake()  # again: the thread may not have begun to wait when it was woken before
+            self._thread.join(_WAKE_AGAIN_S)
         with self._lock:
             closing = list(self._closing)
         for thread in closing:
