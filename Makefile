@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork clean
+.PHONY: help setup serve test check build fork native native-test clean
 
 PY = .venv/bin/python
 
@@ -9,7 +9,9 @@ help:
 	@echo "make serve    set up, start prefill + decode on a real model, ask it something, keep serving (ONCE=1: stop then)"
 	@echo "make test     set up, then all checks and all tests"
 	@echo "make setup    .venv with the fork's wheel and the development tools"
-	@echo "make check    ruff, mypy --strict, import-linter, clang-format, size limits"
+	@echo "make check    ruff, mypy --strict, import-linter, clang-format, clang-tidy, size limits"
+	@echo "make native   the C++ libraries of csrc_npu into vllm_ascend_pd/native/"
+	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
@@ -23,8 +25,14 @@ serve: setup
 check: setup
 	@sh tools/check.sh
 
-test: check
+test: check native-test
 	@$(PY) -m pytest
+
+native: setup
+	@$(PY) -m tools.native build
+
+native-test: setup
+	@$(PY) -m tools.native test sanitize aarch64 audit
 
 LANE = cpu
 build: setup

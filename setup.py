@@ -13,8 +13,25 @@ import sys
 from setuptools import Command, setup  # type: ignore[import-untyped]
 
 
+class BuildNative(Command):
+    """`build_ext`: the host libraries into vllm_ascend_pd/native, by CMake and Ninja."""
+
+    description = "build the host libraries of csrc_npu with CMake + Ninja and the pinned compiler"
+    user_options: list[tuple[str, str | None, str]] = []
+
+    def initialize_options(self) -> None:
+        """Nothing to choose."""
+
+    def finalize_options(self) -> None:
+        """Nothing to derive."""
+
+    def run(self) -> None:
+        """Build."""
+        subprocess.run([sys.executable, "-m", "tools.native", "build"], check=True)
+
+
 class ForkWheel(Command):
-    """`bdist_wheel`, by way of `python -m tools.fork wheel`."""
+    """`bdist_wheel`, by way of `python -m tools.fork wheel`; the libraries first."""
 
     description = "build the patched vLLM wheel of one lane"
     user_options = [("lane=", None, "lane of vllm/UPSTREAM.toml"), ("dist-dir=", "d", "output folder")]
@@ -29,6 +46,7 @@ class ForkWheel(Command):
 
     def run(self) -> None:
         """Build."""
+        self.run_command("build_ext")
         command = [sys.executable, "-m", "tools.fork", "wheel", "--lane", self.lane, "--out", self.dist_dir]
         subprocess.run(command, check=True)
 
@@ -50,4 +68,5 @@ class Refuse(Command):
         sys.exit("not installable with `pip install .`: run `make build`, then `pip install dist/vllm-*.whl`")
 
 
-setup(cmdclass={"bdist_wheel": ForkWheel, "dist_info": Refuse, "develop": Refuse, "install": Refuse})
+COMMANDS = {"build_ext": BuildNative, "bdist_wheel": ForkWheel}
+setup(cmdclass={**COMMANDS, "dist_info": Refuse, "develop": Refuse, "install": Refuse})

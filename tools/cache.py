@@ -61,11 +61,11 @@ def compute_digest(*parts: str) -> str:
 
 
 def iter_source_files(root: Path, names: Iterable[str]) -> Iterator[Path]:
-    """Every file under `root/name` in a stable order, without bytecode."""
+    """Every file under `root/name` in a stable order, without what is built there: bytecode, libraries."""
     for name in names:
         start = root / name
         found = [start] if start.is_file() else sorted(start.rglob("*"))
-        yield from (path for path in found if path.is_file() and path.suffix not in {".pyc", ".pyo"})
+        yield from (path for path in found if path.is_file() and path.suffix not in {".pyc", ".pyo", ".so"})
 
 
 def compute_tree_digest(root: Path, names: Iterable[str]) -> str:

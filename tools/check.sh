@@ -8,7 +8,9 @@ failed=""
 
 run() {
     echo "[check] $*"
-    "$@" || failed="$failed $(basename "$1")"
+    name=$(basename "$1")
+    [ "${2:-}" != -m ] || name=$3
+    "$@" || failed="$failed $name"
 }
 
 run $bin/ruff check .
@@ -19,5 +21,6 @@ cpp=$(git ls-files -- '*.cpp' '*.h' 2>/dev/null)
 # shellcheck disable=SC2086  # file names of this repository hold no blanks
 [ -z "$cpp" ] || run $bin/clang-format --dry-run --Werror $cpp
 run $bin/python -m tools.size_limits
+run $bin/python -m tools.native tidy
 
 [ -z "$failed" ] || { echo "[check] failed:$failed" >&2; exit 1; }

@@ -20,7 +20,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -35,13 +35,15 @@ from tools.cache import (
     staging,
 )
 from tools.installer import find_installer
+from tools.native import building
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 VENV: Final = ROOT / ".venv"
 STAMP: Final = VENV / "setup-stamp.json"
 LANE: Final = "cpu"
 RECIPE: Final = "1"  # raise it when this file installs something differently
-WHEEL_SOURCES: Final = ("vllm", "vllm_ascend_pd", "tools/fork", "pyproject.toml", "LICENSE", "NOTICE")
+PYTHON_SOURCES: Final = ("vllm", "vllm_ascend_pd", "tools/fork", "tools/native", "pyproject.toml", "LICENSE", "NOTICE")
+WHEEL_SOURCES: Final = (*PYTHON_SOURCES, *building.SOURCES)
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,13 @@ def build_wheel(key: str) -> Path:
     return next(iter((wheels / key).glob("*.whl")))
 
 
+def build_libraries() -> None:
+    """The host libraries, for the wheel and for tests that import the package from the checkout."""
+    key = building.compute_key(platform.machine(), ROOT)
+    with step("building the host libraries") if not building.is_built(key) else nullcontext():
+        building.install(building.build(root=ROOT), ROOT)
+
+
 def prune_wheels(wheels: Path, keep: int) -> None:
     """A wheel is 150 MB and each change of a source makes one: keep the newest few."""
     folders = sorted(
@@ -162,6 +171,7 @@ def compute_requirements_key(wheel: Path) -> str:
 
 def install_everything(old: Stamp | None, interpreter: str) -> None:
     """Bring `.venv` to what the checkout says, doing no more than the difference to `old`."""
+    build_libraries()
     tools = compute_digest(*read_dev_requirements())
     wheel_key = compute_wheel_key()
     old = old if old is not None and old.interpreter == interpreter else None

@@ -20,6 +20,7 @@ from tools.fork.patch import patch_tree
 from tools.fork.payload import MARK
 from tools.fork.releases import target_of_lane
 from tools.fork.wheel import build_wheel
+from tools.native.building import build
 
 LANES = ("cpu", "ascend", "ascend-cpu")
 
@@ -100,7 +101,8 @@ def test_the_real_wheel_is_whole(tmp_path):
     except ForkError as error:
         pytest.skip(str(error))
     ours = {p.relative_to(REPO).as_posix() for p in (REPO / "vllm_ascend_pd").rglob("*.py")}
-    wheel = build_wheel(lane, artefact, tmp_path)
+    libraries = {name: path.read_bytes() for name, path in build().items()}
+    wheel = build_wheel(lane, artefact, tmp_path, libraries)
     assert re.fullmatch(r"vllm-0\.32\.0\+pd\.[0-9.]+\.cpu-cp38-abi3-manylinux_2_28_\w+\.whl", wheel.name)
     assert record_faults(wheel) == []
     with zipfile.ZipFile(wheel) as now, zipfile.ZipFile(artefact) as was:
@@ -108,6 +110,7 @@ def test_the_real_wheel_is_whole(tmp_path):
         assert now.read("vllm/_version.py") == was.read("vllm/_version.py")
         assert {n for n in was.namelist() if n.startswith("vllm/") and not n.endswith((".pyc", "/"))} <= names
         assert ours <= names
+        assert "vllm_ascend_pd/native/libpd_host.so" in names
         text = now.read(next(n for n in names if n.endswith(".dist-info/METADATA"))).decode()
     requires = [line.split(": ", 1)[1] for line in text.splitlines() if line.startswith("Requires-Dist:")]
     assert [r for r in requires if re.match(r"torch(vision|audio|codec)?\b(?!-)", r)] == [f"torch=={lane.torch}"]

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import email
+import platform
 import shutil
 import subprocess
 import sys
@@ -12,12 +13,15 @@ import zipfile
 import pytest
 
 from tests.fork.builders import ADD_START, RELEASE, UPSTREAM, edit_text, make_repo, make_wheel, record_faults
+from tests.fork.elf_files import make_library
 from tools.fork.delta import package_version
 from tools.fork.errors import ArtefactError, ForkError, NotSupported
 from tools.fork.lanes import get_lane
-from tools.fork.metadata import fork_version, new_wheel_file, split_wheel_name
+from tools.fork.metadata import fork_version, glibc_of_tag, new_wheel_file, split_wheel_name
 from tools.fork.wheel import build_wheel, refuse_sdist
 
+MACHINE = platform.machine()
+LIBRARIES = {"libpd_host.so": make_library(), "libpd_bench.so": make_library()}
 NAME = "vllm-9.9.0+pd.7.cpu-cp38-abi3-manylinux_2_28_x86_64.whl"
 INFO = "vllm-9.9.0+pd.7.cpu.dist-info"
 
@@ -35,7 +39,7 @@ def upstream(tmp_path):
 
 @pytest.fixture
 def built(repo, upstream, tmp_path):
-    return build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo)
+    return build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
 
 
 def members(path):
@@ -71,8 +75,11 @@ def test_the_wheel_holds_upstream_the_edits_our_modules_and_our_package(built, u
         "vllm/pd/new.pyi",
         "vllm_ascend_pd/__init__.py",
         "vllm_ascend_pd/deep/hooks.py",
+        "vllm_ascend_pd/native/libpd_bench.so",
+        "vllm_ascend_pd/native/libpd_host.so",
         "vllm_ascend_pd/py.typed",
     }
+    assert now["vllm_ascend_pd/native/libpd_host.so"] == LIBRARIES["libpd_host.so"]
     assert not [n for n in now if n.endswith(".pyc")]
     assert now["vllm-9.9.0+pd.7.cpu.data/data/share/x.txt"] == b"data"
 
@@ -120,20 +127,24 @@ def test_libraries_stay_executable_and_record_is_last(built):
     with zipfile.ZipFile(built) as archive:
         modes = {i.filename: (i.external_attr >> 16) & 0o7777 for i in archive.infolist()}
         assert modes["vllm/_C.abi3.so"] == 0o755
+        assert modes["vllm_ascend_pd/native/libpd_host.so"] == 0o755
         assert modes["vllm/engine.py"] == 0o644
         assert archive.namelist()[-1] == f"{INFO}/RECORD"
 
 
 def test_the_same_inputs_give_the_same_bytes(repo, upstream, tmp_path, built):
     first = built.read_bytes()
-    assert build_wheel(get_lane("cpu", repo), upstream, tmp_path / "again", repo).read_bytes() == first
+    assert build_wheel(get_lane("cpu", repo), upstream, tmp_path / "again", LIBRARIES, repo).read_bytes() == first
     (repo / "vllm_ascend_pd/deep/hooks.py").write_text("def pd_start(engine):\n    return\n")
-    assert build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo).read_bytes() != first
+    assert build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo).read_bytes() != first
 
 
 def test_pip_installs_it_and_the_installed_distribution_says_its_version(repo, tmp_path):
-    upstream = make_wheel(tmp_path, {"vllm/engine.py": UPSTREAM, "vllm/__init__.py": b""}, tag="py3-none-any")
-    built = build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo)
+    upstream = make_wheel(
+        tmp_path, {"vllm/engine.py": UPSTREAM, "vllm/__init__.py": b""}, tag=f"py3-none-linux_{MACHINE}"
+    )
+    libraries = {"libpd_host.so": make_library(MACHINE)}
+    built = build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", libraries, repo)
     site = tmp_path / "site"
     own = subprocess.run([sys.executable, "-m", "pip", "--version"], capture_output=True, check=False).returncode == 0
     pip = [sys.executable, "-m", "pip"] if own else [shutil.which("pip3") or shutil.which("pip") or ""]
@@ -149,13 +160,13 @@ def test_pip_installs_it_and_the_installed_distribution_says_its_version(repo, t
 def test_a_module_of_ours_that_upstream_has_already_stops(repo, tmp_path):
     upstream = make_wheel(tmp_path, {"vllm/engine.py": UPSTREAM, "vllm/pd/new.py": b""})
     with pytest.raises(ForkError, match="has these new modules of ours already: vllm/pd/new.py"):
-        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo)
+        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
 
 
 def test_a_lost_anchor_leaves_no_wheel_behind(repo, tmp_path):
     upstream = make_wheel(tmp_path, {"vllm/engine.py": b"class Engine:\n    pass\n"})
     with pytest.raises(ForkError, match="does not define Engine.start"):
-        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo)
+        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
     assert list((tmp_path / "dist").iterdir()) == []
 
 
@@ -165,6 +176,47 @@ def test_a_lane_built_from_an_sdist_is_refused_with_exit_code_2(repo):
     assert caught.value.exit_code == 2
 
 
+def test_a_library_that_lies_in_the_checkout_is_not_taken_for_the_wheels(repo, upstream, tmp_path):
+    """It may be another machine's, or older than the sources."""
+    (repo / "vllm_ascend_pd/native").mkdir()
+    (repo / "vllm_ascend_pd/native/libpd_host.so").write_bytes(b"of another day")
+    built = build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
+    assert members(built)["vllm_ascend_pd/native/libpd_host.so"] == LIBRARIES["libpd_host.so"]
+
+
+def test_a_wheel_without_the_library_is_refused(repo, upstream, tmp_path):
+    with pytest.raises(ForkError, match="would lack vllm_ascend_pd/native/libpd_host.so: run `python -m tools.native"):
+        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", {"libpd_bench.so": make_library()}, repo)
+    assert not (tmp_path / "dist").exists()
+
+
+@pytest.mark.parametrize(
+    ("tag", "library", "said"),
+    [
+        ("cp38-abi3-manylinux_2_28_aarch64", make_library(), "is built for x86_64, want aarch64"),
+        (
+            "cp38-abi3-manylinux_2_17_x86_64",
+            make_library(versions=["GLIBC_2.18"]),
+            "needs glibc 2.18, want at most glibc 2.17",
+        ),
+        ("cp38-abi3-manylinux2014_x86_64", make_library(versions=["GLIBC_2.18"]), "want at most glibc 2.17"),
+        ("py3-none-linux_x86_64", make_library(versions=["GLIBC_2.34"]), "needs glibc 2.34, want at most glibc 2.28"),
+        ("py3-none-any", make_library(), "want manylinux_X_Y_MACHINE, not 'any'"),
+        ("py3-none-manylinux1_x86_64.manylinux_2_28_aarch64", make_library(), "names several machines"),
+        ("py3-none-manylinux_2_28_x86_64", b"text", "is not a 64-bit"),
+    ],
+)
+def test_a_tag_that_the_library_does_not_keep_is_refused(repo, tmp_path, tag, library, said):
+    upstream = make_wheel(tmp_path, {"vllm/engine.py": UPSTREAM}, tag=tag)
+    with pytest.raises(ForkError, match=said):
+        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", {"libpd_host.so": library}, repo)
+
+
+def test_the_oldest_glibc_of_a_tag_set_counts():
+    assert glibc_of_tag("py3-none-manylinux_2_17_x86_64.manylinux2010_x86_64") == ("x86_64", (2, 12))
+    assert glibc_of_tag("py3-none-linux_aarch64") == ("aarch64", None)
+
+
 def test_a_damaged_upstream_wheel_is_refused(repo, upstream, tmp_path):
     data = bytearray(upstream.read_bytes())
     with zipfile.ZipFile(upstream) as archive:
@@ -172,7 +224,7 @@ def test_a_damaged_upstream_wheel_is_refused(repo, upstream, tmp_path):
     data[at : at + 4] = b"XXXX"
     upstream.write_bytes(bytes(data))
     with pytest.raises((ArtefactError, zipfile.BadZipFile)):
-        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", repo)
+        build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
 
 
 def test_version_is_the_release_ours_and_the_lane():

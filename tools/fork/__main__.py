@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import argparse
 import platform
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.cache import CacheError
 from tools.fork.errors import ForkError
 
 
@@ -134,19 +136,25 @@ def run_wheel(args: argparse.Namespace) -> int:
     from tools.fork.index import Index
     from tools.fork.lanes import get_lane
     from tools.fork.wheel import build_wheel, refuse_sdist
+    from tools.native.building import build
 
     lane = get_lane(args.lane)
     artefact = lane.artefact(args.arch)
     refuse_sdist(lane, artefact.name)
     index = None if args.offline else Index(args.index_url)
-    print(build_wheel(lane, require(artefact, index), args.out))
+    upstream = require(artefact, index)
+    libraries = {name: path.read_bytes() for name, path in build(args.arch).items()}
+    print(build_wheel(lane, upstream, args.out, libraries))
     return 0
 
 
 def run_overlay(args: argparse.Namespace) -> int:
     """The verb `overlay`."""
     from tools.fork.overlay import overlay
+    from tools.native.building import build, install
 
+    if not args.remove:
+        install(build())  # the package is linked, so it finds the library in the checkout
     done = overlay(args.site, remove=args.remove, keep_going=args.keep_going)
     for edit, path, _ in done.steps:
         print(f"{edit.path} -> {path}")
@@ -164,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ForkError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except (CacheError, subprocess.CalledProcessError) as error:  # of the native build
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # `| head` closed it
         sys.stderr.close()
         return 1

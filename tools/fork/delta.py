@@ -19,7 +19,7 @@ REPO = Path(__file__).resolve().parents[2]
 EDIT_SUFFIX = ".edit.py"
 REASONS = ("Why here", "What it does", "Kind", "Forwarded", "Drop when")
 PACKAGE = "vllm_ascend_pd"
-PACKAGE_SUFFIXES = frozenset({".py", ".pyi", ".typed", ".so", ".json", ".html"})
+PACKAGE_SUFFIXES = frozenset({".py", ".pyi", ".typed", ".json", ".html"})
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def new_modules(repo: Path = REPO) -> dict[str, bytes]:
 
 
 def package_files(repo: Path = REPO) -> dict[str, bytes]:
-    """The files of `vllm_ascend_pd` that ship."""
+    """The files of `vllm_ascend_pd` that ship; not its libraries, which the wheel gets for its own machine."""
     found = {}
     for path in sorted((repo / PACKAGE).rglob("*")):
         if path.is_file() and (path.suffix in PACKAGE_SUFFIXES or path.name == "py.typed"):

@@ -43,6 +43,27 @@ def split_wheel_name(name: str) -> tuple[str, str, str]:
     return parts[0], parts[1], "-".join(parts[-3:])
 
 
+def glibc_of_tag(tag: str) -> tuple[str, tuple[int, int] | None]:
+    """The machine of a wheel's tag and the oldest glibc that it promises to load on; None where it names none.
+
+    Raises:
+        ForkError: a tag for any machine, or for another system than Linux with glibc.
+    """
+    found = []
+    for platform in tag.split("-")[2].split("."):
+        match = re.fullmatch(
+            r"(?:manylinux_(\d+)_(\d+)|(manylinux1|manylinux2010|manylinux2014)|linux)_(\w+)", platform
+        )
+        if match is None:
+            raise ForkError(f"tag {tag}: the wheel holds a library, so want manylinux_X_Y_MACHINE, not {platform!r}")
+        legacy = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
+        found.append((match[4], (int(match[1]), int(match[2])) if match[1] else legacy.get(match[3] or "")))
+    machines = {machine for machine, _ in found}
+    if len(machines) != 1:
+        raise ForkError(f"tag {tag}: names several machines, and a library is for one")
+    return found[0][0], min((glibc for _, glibc in found if glibc is not None), default=None)
+
+
 def project_of(requirement: str) -> str:
     """The normalised project name of a requirement."""
     found = re.match(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)", requirement)

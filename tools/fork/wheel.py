@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from tools.cache import CacheError
 from tools.fork import metadata
 from tools.fork.archive import ArchiveWriter
 from tools.fork.delta import PACKAGE, REPO, load_edits, new_modules, package_files, package_version
@@ -20,26 +21,31 @@ from tools.fork.errors import ArtefactError, ForkError, NotSupported
 from tools.fork.lanes import Lane, read_toml
 from tools.fork.patch import patch_tree
 from tools.fork.source import WheelTree
+from tools.native import elf
+from tools.native.building import PLACE, REQUIRED
+from tools.native.toolchain import GLIBC
 
 _LICENSES = ("LICENSE", "NOTICE")
 
 
-def build_wheel(lane: Lane, artefact: Path, out: Path, repo: Path = REPO) -> Path:
+def build_wheel(lane: Lane, artefact: Path, out: Path, libraries: Mapping[str, bytes], repo: Path = REPO) -> Path:
     """Write the fork's wheel for `lane` into folder `out` and return its path.
 
     Args:
         lane: what to build.
         artefact: upstream's wheel, its hash already checked.
         out: created where missing; an older wheel of the same name is replaced in one step.
+        libraries: what `tools.native` built for the artefact's machine, by name.
         repo: where the delta is.
 
     Raises:
         NotSupported: the lane is built from an sdist.
         AnchorLost: an edit does not apply.
-        ForkError: a new module of ours exists upstream already.
+        ForkError: a new module of ours exists upstream already, or the libraries do not keep what the tag promises.
     """
     refuse_sdist(lane, artefact.name)
     distribution, release, tag = metadata.split_wheel_name(artefact.name)
+    check_libraries(libraries, tag)
     if release != lane.release:
         raise ForkError(f"lane {lane.name!r}: release is {lane.release}, its artefact holds {release}")
     version = metadata.fork_version(release, package_version(repo), lane.name)
@@ -49,6 +55,7 @@ def build_wheel(lane: Lane, artefact: Path, out: Path, repo: Path = REPO) -> Pat
     os.close(handle)
     try:
         build = _Build(lane, artefact, repo, old=f"{distribution}-{release}", new=f"vllm-{version}")
+        build.add_libraries(libraries)
         build.write(Path(aside), version, tag)
         os.chmod(aside, 0o644)
         os.replace(aside, target)
@@ -70,6 +77,22 @@ def refuse_sdist(lane: Lane, name: str) -> None:
         )
 
 
+def check_libraries(libraries: Mapping[str, bytes], tag: str) -> None:
+    """Every wheel holds the host library, and loads on all that its tag names.
+
+    Raises:
+        ForkError: it is missing, is for another machine, or needs a newer glibc than the tag says.
+    """
+    if REQUIRED not in libraries:
+        raise ForkError(f"the wheel would lack {PLACE}/{REQUIRED}: run `python -m tools.native build`")
+    machine, glibc = metadata.glibc_of_tag(tag)
+    for name, data in libraries.items():
+        try:
+            elf.check_library(name, data, machine, glibc or GLIBC)
+        except CacheError as error:
+            raise ForkError(f"tag {tag}: {error}") from None
+
+
 class _Build:
     """One run: reads upstream's wheel once, writes members in order, collects RECORD."""
 
@@ -84,6 +107,10 @@ class _Build:
         taken = sorted(set(self.added) & set(tree.names()))
         if taken:
             raise ForkError(f"vLLM {lane.release} has these new modules of ours already: {', '.join(taken)}")
+
+    def add_libraries(self, libraries: Mapping[str, bytes]) -> None:
+        """Ours, at the place where the package looks for them."""
+        self.added |= {f"{PLACE}/{name}": data for name, data in libraries.items()}
 
     def write(self, path: Path, version: str, tag: str) -> None:
         """All members: upstream's in their order, ours, the metadata, RECORD last."""

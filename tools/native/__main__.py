@@ -29,16 +29,16 @@ def run_build(args: argparse.Namespace) -> bool:
 
 def run_test(args: argparse.Namespace) -> bool:
     """The verb `test`."""
-    from tools.native.testing import test_product
+    from tools.native.testing import check_product
 
-    return test_product(platform.machine(), args.only)
+    return check_product(platform.machine(), args.only)
 
 
 def run_sanitize(args: argparse.Namespace) -> bool:
     """The verb `sanitize`."""
-    from tools.native.testing import test_sanitized
+    from tools.native.testing import check_sanitized
 
-    return all([test_sanitized(kind, args.only) for kind in ("address", "thread")])
+    return all([check_sanitized(kind, args.only) for kind in ("address", "thread")])
 
 
 def run_tidy(args: argparse.Namespace) -> bool:
@@ -50,9 +50,9 @@ def run_tidy(args: argparse.Namespace) -> bool:
 
 def run_aarch64(args: argparse.Namespace) -> bool:
     """The verb `aarch64`."""
-    from tools.native.testing import test_product
+    from tools.native.testing import check_product
 
-    return test_product("aarch64", args.only)
+    return check_product("aarch64", args.only)
 
 
 def run_audit(_: argparse.Namespace) -> bool:
@@ -78,9 +78,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m tools.native",
         description="Build, test and examine the C++ of csrc_npu. Verbs run in the order given; all run, then one "
         "that failed makes the exit code 1.",
-        epilog="build: the libraries into vllm_ascend_pd/native; test: tests/csrc as built for the product; sanitize: "
-        "the same with ASan + UBSan and with TSan (system g++); tidy: clang-tidy; aarch64: cross-built, the tests under "
-        "qemu-user; audit: auditwheel and the glibc that the libraries need.",
+        epilog="build: the libraries into vllm_ascend_pd/native; test: tests/csrc as built for the product; "
+        "sanitize: the same with ASan + UBSan and with TSan (system g++); tidy: clang-tidy; aarch64: cross-built, the "
+        "tests under qemu-user; audit: auditwheel and the glibc that the libraries need.",
     )
     parser.add_argument("verbs", nargs="+", choices=VERBS, metavar="VERB", help=", ".join(VERBS))
     parser.add_argument("--arch", choices=("x86_64", "aarch64"), help="build: for this machine, into the cache only")

@@ -60,7 +60,7 @@ def build(machine: str | None = None, root: Path = ROOT) -> dict[str, Path]:
     machine = machine or platform.machine()
     for _ in range(3):  # once more where somebody edited meanwhile
         key = compute_key(machine, root)
-        folder = get_cache_root() / "native" / key
+        folder = get_folder(key)
         if is_intact(folder):
             break
         shutil.rmtree(folder, ignore_errors=True)
@@ -82,9 +82,8 @@ def install(libraries: dict[str, Path], root: Path = ROOT) -> list[str]:
     changed = []
     for name, source in libraries.items():
         target = root / PLACE / name
-        if target.exists() and target.stat().st_size == source.stat().st_size:
-            if compute_sha256(target) == compute_sha256(source):
-                continue
+        if target.exists() and compute_sha256(target) == compute_sha256(source):
+            continue
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, aside = tempfile.mkstemp(prefix=f".{name}.", dir=target.parent)
         os.close(handle)
@@ -93,6 +92,16 @@ def install(libraries: dict[str, Path], root: Path = ROOT) -> list[str]:
         os.replace(aside, target)
         changed.append(name)
     return changed
+
+
+def get_folder(key: str) -> Path:
+    """Where a build is kept."""
+    return get_cache_root() / "native" / key
+
+
+def is_built(key: str) -> bool:
+    """Whether `build` would have nothing to do."""
+    return is_intact(get_folder(key))
 
 
 def is_intact(folder: Path) -> bool:
@@ -159,7 +168,9 @@ def configure(toolchain: Toolchain, folder: Path, values: dict[str, str], root: 
 
 
 def run_ninja(toolchain: Toolchain, folder: Path, targets: Sequence[str], *, keep_going: bool = False) -> None:
-    """Build targets of a configured folder."""
+    """Build targets of a configured folder; no targets, no work (ninja would take that for all)."""
+    if not targets:
+        return
     command = [str(toolchain.ninja), "-C", str(folder), *(["-k", "0"] if keep_going else []), *targets]
     run_quietly(command, toolchain.environment(folder))
 

@@ -53,7 +53,7 @@ def find_tests(only: Sequence[str], root: Path = ROOT) -> list[str]:
     return chosen
 
 
-def test_product(machine: str, only: Sequence[str] = (), root: Path = ROOT) -> bool:
+def check_product(machine: str, only: Sequence[str] = (), root: Path = ROOT) -> bool:
     """The tests with the pinned toolchain, on this machine or emulated."""
     names = find_tests(only, root)
     toolchain = fetch_toolchain()
@@ -61,11 +61,11 @@ def test_product(machine: str, only: Sequence[str] = (), root: Path = ROOT) -> b
     folder = root / "build/native" / machine
     with locked(folder):
         configure_product(toolchain, machine, folder, root)
-        run_ninja(toolchain, folder, [f"test_{name}" for name in names], keep_going=True) if names else None
+        run_ninja(toolchain, folder, [f"test_{name}" for name in names], keep_going=True)
         return run_tests(folder / "tests", names, prefix, f"{machine}{' (qemu)' if prefix else ''}")
 
 
-def test_sanitized(kind: str, only: Sequence[str] = (), root: Path = ROOT) -> bool:
+def check_sanitized(kind: str, only: Sequence[str] = (), root: Path = ROOT) -> bool:
     """The tests with the system's g++ and a sanitizer: `address` (with undefined) or `thread`.
 
     Raises:
@@ -83,7 +83,7 @@ def test_sanitized(kind: str, only: Sequence[str] = (), root: Path = ROOT) -> bo
     }
     with locked(folder):
         configure(toolchain, folder, values, root)
-        run_ninja(toolchain, folder, [f"test_{name}" for name in names], keep_going=True) if names else None
+        run_ninja(toolchain, folder, [f"test_{name}" for name in names], keep_going=True)
         return run_tests(folder / "tests", names, fix_addresses(), f"{kind} sanitizer")
 
 

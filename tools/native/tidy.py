@@ -92,7 +92,7 @@ def parse_system_flags(text: str) -> list[str]:
     """`-nostdinc`, `-isystem`, `-D` and the target out of the command line that zig prints."""
     words = next((line.split() for line in text.splitlines() if " clang " in line), [])
     kept: list[str] = []
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    for word, following in zip(words, words[1:], strict=False):
         if word in ("-isystem", "-target"):
             kept += [word, following]
         elif word.startswith(("-D_", "-nostdinc")):

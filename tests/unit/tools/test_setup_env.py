@@ -32,6 +32,9 @@ def checkout(tmp_path, monkeypatch):
         requires = "torch==2.13.0"
         is_broken = False
 
+        def build_libraries(self):
+            """Free where nothing changed; tests/unit/tools/test_native_build.py has that."""
+
         def install(self, requirements, *, with_torch=False):
             self.steps.append("everything" if with_torch else "tools")
 
@@ -54,6 +57,7 @@ def checkout(tmp_path, monkeypatch):
 
     made = Checkout()
     monkeypatch.setattr(setup_env, "find_installer", lambda python: made)
+    monkeypatch.setattr(setup_env, "build_libraries", lambda: made.build_libraries())
     monkeypatch.setattr(setup_env.subprocess, "run", made.build)
     return made
 
@@ -71,6 +75,30 @@ def test_a_changed_source_costs_its_wheel_only(checkout):
     checkout.setup()
     (checkout.path / "vllm_ascend_pd/a.py").write_text("2")
     assert checkout.setup() == ["build", "wheel"]
+
+
+@pytest.mark.parametrize("name", ["csrc_npu/src/a.cpp", "csrc_npu/include/pd/c_api.h", "csrc_npu/CMakeLists.txt"])
+def test_a_changed_native_source_costs_its_wheel_and_the_npu_part_does_not(checkout, name):
+    checkout.setup()
+    (checkout.path / name).parent.mkdir(parents=True, exist_ok=True)
+    (checkout.path / name).write_text("2")
+    assert checkout.setup() == ["build", "wheel"]
+    (checkout.path / "csrc_npu/npu").mkdir()
+    (checkout.path / "csrc_npu/npu/a.cpp").write_text("2")
+    assert checkout.setup() == []
+
+
+def test_the_built_library_in_the_package_is_no_source(checkout):
+    checkout.setup()
+    (checkout.path / "vllm_ascend_pd/native").mkdir()
+    (checkout.path / "vllm_ascend_pd/native/libpd_host.so").write_bytes(b"built")
+    assert checkout.setup() == []
+
+
+def test_the_libraries_are_seen_to_even_when_the_environment_is_up_to_date(checkout):
+    checkout.setup()
+    checkout.build_libraries = lambda: checkout.steps.append("libraries")
+    assert checkout.setup() == ["libraries"]
 
 
 def test_a_wheel_that_was_built_before_comes_from_the_cache(checkout):
