@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "errors.h"
 
+#include <cerrno>
+
 namespace pd::bind {
 namespace {
 
 thread_local std::string last_error;
+thread_local int last_errno = 0;
 
 }  // namespace
 
@@ -17,6 +20,7 @@ void set_last_error(const char* text) noexcept {
 }
 
 int keep_exception() noexcept {
+  last_errno = 0;
   try {
     throw;
   } catch (const std::bad_alloc&) {
@@ -30,7 +34,9 @@ int keep_exception() noexcept {
     return PD_ERROR_INVALID;
   } catch (const std::system_error& error) {
     set_last_error(error.what());
-    return PD_ERROR_SYSTEM;
+    last_errno = error.code().value();
+    const bool is_short = last_errno == ENOMEM || last_errno == ENOSPC;
+    return is_short ? PD_ERROR_MEMORY : PD_ERROR_SYSTEM;
   } catch (const std::exception& error) {
     set_last_error(error.what());
     return PD_ERROR_INTERNAL;
@@ -47,4 +53,6 @@ extern "C" {
 int pd_abi_version(void) { return PD_ABI_VERSION; }
 
 const char* pd_last_error(void) { return pd::bind::last_error.c_str(); }
+
+int pd_last_errno(void) { return pd::bind::last_errno; }
 }

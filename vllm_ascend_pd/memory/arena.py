@@ -10,23 +10,15 @@ is, also after a kill -9. Arenas may be made and looked up from any thread.
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import logging
-import mmap
 import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from vllm_ascend_pd.memory.available import AvailableMemory, read_available_memory
-from vllm_ascend_pd.memory.mapping import (
-    ALIGNMENT,
-    MADV_COLLAPSE,
-    MADV_POPULATE_WRITE,
-    SharedMapping,
-    advise,
-    round_up,
-)
+from vllm_ascend_pd.memory.mapping import round_up
+from vllm_ascend_pd.native.shared_memory import MemoryFile, find_numa_node
 
 if TYPE_CHECKING:
     import torch
@@ -35,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 _CHUNK_BYTES: Final = 64 << 20  # between two looks at the memory that is left
 _HEADROOM_BYTES: Final = 64 << 20  # left to the rest of the process
-_F_ADD_SEALS: Final = 1033
-_F_SEAL_SHRINK, _F_SEAL_GROW, _F_SEAL_FUTURE_WRITE = 0x2, 0x4, 0x10
 
 _registry_lock = threading.Lock()  # guards _arenas; nothing else is taken under it
 _arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
@@ -59,18 +49,18 @@ class ArenaMemoryError(MemoryError):
 class Arena:
     """Zero-filled shared memory at a 2 MiB-aligned address. Make one with `create`."""
 
-    def __init__(self, name: str, fd: int, num_bytes: int, mapping: SharedMapping) -> None:
+    def __init__(self, name: str, num_bytes: int, file: MemoryFile) -> None:
         self.name = name
-        self.fd = fd
         self.num_bytes = num_bytes
         self.huge_pages = "not tried"  # how much of it is in huge pages, or why it is not
-        self._mapping = mapping
-        self._close_fd = weakref.finalize(self, os.close, fd)
-        self._close_fd.atexit = False
+        self.numa = "any node"  # where its pages are, or why not there
+        self._file = file
 
     @classmethod
-    def create(cls, num_bytes: int, name: str) -> Arena:
+    def create(cls, num_bytes: int, name: str, *, want_huge: bool = True) -> Arena:
         """Allocate and populate an arena. Blocks about as long as zeroing the memory takes.
+
+        The pages come from the NUMA node of this thread's CPUs, where they all belong to one.
 
         Raises ArenaMemoryError when memory is short, ValueError for a size that is not positive.
         """
@@ -79,57 +69,56 @@ class Arena:
         available = read_available_memory()
         if round_up(num_bytes) + _HEADROOM_BYTES > available.num_bytes:
             raise ArenaMemoryError(name, num_bytes, available)
-        fd = os.memfd_create(f"vllm-pd:{name}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        try:
-            os.ftruncate(fd, round_up(num_bytes))
-            mapping = SharedMapping(fd, num_bytes, writable=True)
-            # The owner's mapping stays writable; nobody can make another writable one.
-            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_FUTURE_WRITE)
-        except BaseException:
-            os.close(fd)
-            raise
-        arena = cls(name, fd, num_bytes, mapping)
-        arena._populate()
+        node = find_numa_node()
+        arena = cls(name, num_bytes, MemoryFile(name, num_bytes, node))
+        if node is not None:
+            refused = arena._file.numa_errno
+            arena.numa = f"any node (mbind: {os.strerror(refused)})" if refused else f"node {node}"
+        arena._populate(want_huge)
         with _registry_lock:
             _arenas.add(arena)
         return arena
 
-    def _populate(self) -> None:
-        """Huge pages first (touch one small page of each, collapse it), then whatever is still missing."""
-        collapsed, failure = 0, 0
-        for start in range(0, self._mapping.num_bytes, _CHUNK_BYTES):
-            size = min(_CHUNK_BYTES, self._mapping.num_bytes - start)
+    def _populate(self, want_huge: bool) -> None:
+        """In pieces, with a look at the memory that is left before each."""
+        total = round_up(self.num_bytes)
+        huge_bytes, failure = 0, 0
+        for start in range(0, total, _CHUNK_BYTES):
+            size = min(_CHUNK_BYTES, total - start)
             self._check_room(start, size)
-            if failure == 0:
-                for page in range(start, start + size, ALIGNMENT):
-                    ctypes.memset(self.address + page, 0, 1)
-                failure = advise(self.address + start, size, MADV_COLLAPSE)
-                collapsed += size if failure == 0 else 0
-            if advise(self.address + start, size, MADV_POPULATE_WRITE) != 0:
-                self._touch(start, size)
-        self.huge_pages = f"{collapsed >> 20} of {self._mapping.num_bytes >> 20} MiB"
+            try:
+                got, code = self._file.populate(start, size, want_huge=want_huge and failure == 0)
+            except MemoryError as error:
+                raise self._short_of_memory(start, read_available_memory()) from error
+            huge_bytes, failure = huge_bytes + got, failure or code
+        self.huge_pages = f"{huge_bytes >> 20} of {total >> 20} MiB" if want_huge else "not wanted"
         if failure:
             self.huge_pages += f" (MADV_COLLAPSE: {os.strerror(failure)})"
-        logger.info("KV arena %r: %d bytes, huge pages: %s", self.name, self.num_bytes, self.huge_pages)
+        logger.info("KV arena %r: %d bytes, huge pages: %s, %s", self.name, self.num_bytes, self.huge_pages, self.numa)
 
     def _check_room(self, start: int, size: int) -> None:
         available = read_available_memory()
         if size + _HEADROOM_BYTES // 2 > available.num_bytes:
-            taken = AvailableMemory(
-                available.machine_bytes + start,
-                None if available.cgroup_bytes is None else available.cgroup_bytes + start,
-                available.cgroup_limit_bytes,
-            )
-            raise ArenaMemoryError(self.name, self.num_bytes, taken)
+            raise self._short_of_memory(start, available)
 
-    def _touch(self, start: int, size: int) -> None:
-        for page in range(start, start + size, mmap.PAGESIZE):
-            ctypes.memset(self.address + page, 0, 1)
+    def _short_of_memory(self, start: int, available: AvailableMemory) -> ArenaMemoryError:
+        """The error, with what the arena itself has taken so far (`start` bytes) counted as available."""
+        taken = AvailableMemory(
+            available.machine_bytes + start,
+            None if available.cgroup_bytes is None else available.cgroup_bytes + start,
+            available.cgroup_limit_bytes,
+        )
+        return ArenaMemoryError(self.name, self.num_bytes, taken)
+
+    @property
+    def fd(self) -> int:
+        """Of the memory file; the arena's."""
+        return self._file.fd
 
     @property
     def address(self) -> int:
         """Of the first byte; a multiple of 2 MiB."""
-        return self._mapping.address
+        return self._file.address
 
     @property
     def buffer(self) -> memoryview:

@@ -137,8 +137,8 @@ def _to_timeout_ms(deadline: float | None) -> int:
 class CopyGroup:
     """What one cache group always has: its tensors on both sides, strides and slices. Made once, used for many copies.
 
-    `slices`: what of each block is moved; by default the whole block of `block_bytes`, which is also the default of both
-    strides. Raises ValueError for unlike numbers of tensors.
+    `slices`: what of each block is moved; by default the whole block of `block_bytes`, which is also the default of
+    both strides. Raises ValueError for unlike numbers of tensors.
     """
 
     def __init__(

@@ -56,6 +56,7 @@ def _open(path: Path) -> ctypes.CDLL:
             f"the host library {path} has ABI version {version}, this code needs {ABI_VERSION}: {_HOW_TO_BUILD}"
         )
     library.pd_last_error.restype = ctypes.c_char_p
+    library.pd_last_errno.restype = ctypes.c_int
     return library
 
 
@@ -91,12 +92,13 @@ def check(code: int) -> int:
     if code == _ERROR_MEMORY:
         raise MemoryError(text)
     if code == _ERROR_SYSTEM:
-        raise OSError(text)
+        raise OSError(int(load().pd_last_errno()), text)
     raise NativeError(text)
 
 
 def check_handle(handle: int | None) -> int:
-    """Return a handle, or raise ValueError with the text of the call that returned none."""
+    """Return a handle; where a call of this thread returned none, raise OSError or ValueError with its text."""
     if not handle:
-        raise ValueError(last_error())
+        number = int(load().pd_last_errno())
+        raise OSError(number, last_error()) if number else ValueError(last_error())
     return handle

@@ -22,6 +22,7 @@ extern "C" {
 
 PD_API int pd_abi_version(void);
 PD_API const char* pd_last_error(void);   // of this thread's last failed call; valid until its next call
+PD_API int pd_last_errno(void);           // the system's error number with PD_ERROR_SYSTEM and PD_ERROR_MEMORY, or 0
 PD_API const char* pd_kernel_name(void);  // null with PD_ERROR_INVALID's text for a wrong PD_COPY_KERNEL
 PD_API const char* pd_crc32c_name(void);
 PD_API uint32_t pd_crc32c(uint32_t crc, const void* data, uint64_t bytes);
@@ -82,6 +83,30 @@ PD_API int pd_job_poll(pd_job* job);                      // never blocks
 PD_API int pd_job_wait(pd_job* job, int64_t timeout_ms);  // helps to copy; the state, 0 (running) at the timeout
 PD_API void pd_job_cancel(pd_job* job);                   // pd_job_wait() says when nothing is touched any more
 PD_API void pd_job_free(pd_job* job);                     // cancels, and waits until nothing is touched any more
+
+// ---- shared memory (bind/c_api_arena.cpp) ----------------------------------------------------------------------
+
+typedef struct pd_arena pd_arena;
+typedef struct pd_mapping pd_mapping;
+
+// See pd/arena.h. `numa_node` negative: wherever the kernel likes.
+PD_API pd_arena* pd_arena_create(const char* name, uint64_t num_bytes, int numa_node);
+PD_API void pd_arena_free(pd_arena* arena);  // unmaps and closes the descriptor
+PD_API int pd_arena_fd(const pd_arena* arena);
+PD_API int pd_arena_numa_errno(const pd_arena* arena);  // why the node was not accepted, or 0
+PD_API uint64_t pd_arena_address(const pd_arena* arena);
+PD_API uint64_t pd_arena_num_bytes(const pd_arena* arena);  // rounded up to 2 MiB
+
+// PD_ERROR_MEMORY where memory is short. `huge_bytes`: how much got huge pages; the result is the errno for which the
+// rest did not, 0 if there is no such.
+PD_API int pd_arena_populate(pd_arena* arena, uint64_t start, uint64_t bytes, uint32_t num_threads, int want_huge,
+                             uint64_t* huge_bytes);
+
+PD_API pd_mapping* pd_mapping_create(int fd, uint64_t num_bytes, int writable);
+PD_API void pd_mapping_free(pd_mapping* mapping);
+PD_API uint64_t pd_mapping_address(const pd_mapping* mapping);
+
+PD_API int pd_find_numa_node(void);  // of this thread's CPUs; -1: one node only, or several in use
 
 // ---- host data plane (bind/c_api_plane.cpp) --------------------------------------------------------------------
 
@@ -147,7 +172,8 @@ PD_API void pd_link_close(pd_link* link, int64_t timeout_ms);
 PD_API void pd_link_free(pd_link* link);
 PD_API void pd_link_stats(const pd_link* link, uint64_t* stats);
 
-PD_API void pd_blocks_range(uint64_t num_blocks, const int64_t* blocks, int64_t* range);  // lowest, highest; 0, -1: none
+PD_API void pd_blocks_range(uint64_t num_blocks, const int64_t* blocks,
+                            int64_t* range);  // lowest, highest; 0, -1: none
 
 #ifdef __cplusplus
 }

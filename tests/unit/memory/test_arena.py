@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import mmap
@@ -36,19 +37,49 @@ def test_all_pages_are_populated_at_once():
     assert "of 8 MiB" in arena.huge_pages
 
 
-def test_huge_page_fallback_says_why(monkeypatch, caplog):
-    monkeypatch.setattr(arena_module, "MADV_COLLAPSE", 12345)
-    with caplog.at_level("INFO"):
-        arena = Arena.create(4 * MIB, "fallback")
-    assert arena.huge_pages == "0 of 4 MiB (MADV_COLLAPSE: Invalid argument)"
-    assert [record for record in caplog.records if "MADV_COLLAPSE" in record.getMessage()] != []
+def test_huge_page_fallback_says_why():
+    code = (
+        "import ctypes, logging, os\nlogging.basicConfig(level='INFO')\n"
+        "ctypes.CDLL(None).prctl(41, 1, 0, 0, 0)  # PR_SET_THP_DISABLE: this process gets no huge pages\n"
+        "from vllm_ascend_pd.memory.arena import Arena\n"
+        "arena = Arena.create(4 << 20, 'fallback')\n"
+        "print(arena.huge_pages)\n"
+        "print(os.fstat(arena.fd).st_blocks * 512 >> 20, bytes(arena.buffer) == bytes(4 << 20))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "0 of 4 MiB (MADV_COLLAPSE: Invalid argument)\n4 True\n"
+    assert "MADV_COLLAPSE: Invalid argument" in done.stderr
+
+
+def test_small_pages_are_populated_where_huge_ones_are_not_wanted():
+    arena = Arena.create(4 * MIB, "small pages", want_huge=False)
+    assert arena.huge_pages == "not wanted"
     assert os.fstat(arena.fd).st_blocks * 512 == 4 * MIB
 
 
-def test_pages_are_touched_where_the_kernel_cannot_populate(monkeypatch):
-    monkeypatch.setattr(arena_module, "advise", lambda *_: 22)
-    arena = Arena.create(4 * MIB, "old kernel")
-    assert os.fstat(arena.fd).st_blocks * 512 == 4 * MIB
+def test_larger_than_one_step_is_populated_whole():
+    arena = Arena.create(130 * MIB, "several chunks")
+    assert os.fstat(arena.fd).st_blocks * 512 == 130 * MIB
+    assert "of 130 MiB" in arena.huge_pages
+
+
+def test_memory_that_the_kernel_refuses_is_the_same_error(monkeypatch):
+    def refuse(*_: object, **__: object) -> None:
+        raise MemoryError("fallocate of a memory file: No space left on device")
+
+    monkeypatch.setattr(arena_module.MemoryFile, "populate", refuse)
+    with pytest.raises(ArenaMemoryError, match="KV arena 'refused': 4194304 bytes"):
+        Arena.create(4 * MIB, "refused")
+
+
+def test_numa_node_is_named(monkeypatch):
+    monkeypatch.setattr(arena_module, "find_numa_node", lambda: 0)
+    assert Arena.create(2 * MIB, "on a node").numa == "node 0"
+
+
+def test_refused_numa_node_says_why(monkeypatch):
+    monkeypatch.setattr(arena_module, "find_numa_node", lambda: 1000)
+    assert Arena.create(2 * MIB, "nowhere").numa == "any node (mbind: Invalid argument)"
 
 
 @pytest.mark.parametrize("size", [0, 4 * MIB, 4096 * MIB])
@@ -147,6 +178,80 @@ def test_memory_is_free_after_kill_9():
     child.send_signal(signal.SIGKILL)
     child.communicate()
     assert held - _shared_bytes() > 100 * MIB
+
+
+_OWNER = (
+    "import sys\nfrom vllm_ascend_pd.memory.arena import Arena\n"
+    "arena = Arena.create(256 << 20, 'shared')\narena.buffer[:5] = b'hello'\n"
+    "print(arena.fd, flush=True)\nsys.stdin.read()\n"
+)
+_READER = (
+    "import ctypes, os, sys\nfrom vllm_ascend_pd.memory.mapping import SharedMapping\n"
+    "fd = os.open(sys.argv[1], os.O_RDONLY)\nmapping = SharedMapping(fd, 256 << 20, writable=False)\nos.close(fd)\n"
+    "print('mapped', flush=True)\nsys.stdin.readline()\n"
+    "print(ctypes.string_at(mapping.address, 5).decode(), flush=True)\nsys.stdin.read()\n"
+)
+
+
+def _start(code: str, *arguments: str) -> tuple[subprocess.Popen[bytes], str]:
+    command = [sys.executable, "-c", code, *arguments]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    return child, child.stdout.readline().decode().strip()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    child.send_signal(signal.SIGKILL)
+    child.communicate()
+
+
+def test_reader_keeps_the_memory_of_a_killed_owner_until_it_is_killed_too():
+    owner, fd = _start(_OWNER)
+    reader, said = _start(_READER, f"/proc/{owner.pid}/fd/{fd}")
+    assert said == "mapped"
+    held = _shared_bytes()
+    _kill(owner)
+    assert reader.stdin is not None
+    assert reader.stdout is not None
+    reader.stdin.write(b"\n")
+    reader.stdin.flush()
+    assert reader.stdout.readline() == b"hello\n"
+    assert held - _shared_bytes() < 100 * MIB
+    _kill(reader)
+    assert held - _shared_bytes() > 100 * MIB
+
+
+def test_owner_goes_on_after_its_reader_was_killed():
+    owner, fd = _start(_OWNER)
+    reader, _ = _start(_READER, f"/proc/{owner.pid}/fd/{fd}")
+    held = _shared_bytes()
+    _kill(reader)
+    assert held - _shared_bytes() < 100 * MIB
+    assert owner.poll() is None
+    _kill(owner)
+    assert held - _shared_bytes() > 100 * MIB
+
+
+@pytest.mark.parametrize("num_bytes", [0, -5])
+def test_mapping_nothing_is_an_error(num_bytes):
+    with pytest.raises(OSError, match=f"cannot map {num_bytes} bytes"):
+        SharedMapping(0, num_bytes, writable=False)
+
+
+def test_mapping_names_what_the_system_said():
+    with pytest.raises(OSError, match="cannot map") as failure:
+        SharedMapping(10_000, 2 * MIB, writable=False)
+    assert failure.value.errno == errno.EBADF
+
+
+def test_mapping_is_closed_once():
+    arena = Arena.create(2 * MIB, "closed")
+    mapping = SharedMapping(arena.fd, 2 * MIB, writable=False)
+    assert not mapping.is_closed
+    mapping.close()
+    mapping.close()
+    assert mapping.is_closed
+    assert mapping.num_bytes == 2 * MIB
 
 
 def _shared_bytes() -> int:
