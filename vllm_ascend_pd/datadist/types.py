@@ -326,8 +326,13 @@ def check_layer_range(name: str, layers: range | None) -> None:
         require(layers.step == 1 and 0 <= layers.start < layers.stop, f"{name} {layers} is not 0 <= start < stop")
 
 
+_PLAIN_INTEGERS: Final = frozenset((int, bool))
+
+
 def check_block_ids(name: str, blocks: Sequence[int]) -> None:
     """A list or tuple of ints; negative ids are a TypeError: the real binding cannot turn them into uint64."""
-    check_type(name, blocks, (list, tuple), int, allow_none=False)
+    check_type(name, blocks, (list, tuple), allow_none=False)
+    if not _PLAIN_INTEGERS.issuperset(map(type, blocks)):  # one pass without a step of Python's per block
+        check_type(name, blocks, (list, tuple), int)
     if blocks and min(blocks) < 0:
         raise TypeError(f"{name}: block {min(blocks)} is negative")

@@ -38,6 +38,7 @@ ServeLoop::~ServeLoop() { stop(); }
 
 void ServeLoop::adopt(Socket socket, std::shared_ptr<ServedLink> link) {
   link->connection_began();
+  ++core_.counters.connections;  // from here on, not from when its thread has time
   post({std::move(socket), std::move(link), false});
 }
 
@@ -51,6 +52,7 @@ void ServeLoop::post(Command command) {
     if (!stopping_) {
       commands_.push_back(std::move(command));
     } else if (command.socket) {
+      --core_.counters.connections;
       command.link->connection_ended();
     }
   }

@@ -18,9 +18,7 @@ constexpr std::size_t kRanges = 1024;               // IOV_MAX
 }  // namespace
 
 ServedConnection::ServedConnection(Socket socket, std::shared_ptr<ServedLink> link, PlaneCore& core)
-    : socket_(std::move(socket)), link_(std::move(link)), core_(core) {
-  ++core_.counters.connections;
-}
+    : socket_(std::move(socket)), link_(std::move(link)), core_(core) {}
 
 ServedConnection::~ServedConnection() {
   --core_.counters.connections;
