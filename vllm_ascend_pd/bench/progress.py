@@ -44,7 +44,7 @@ class BenchProgress:
 
     def begin(self, num_steps: int) -> None:
         """So many steps follow."""
-        self._done, self._total = 0, num_steps
+        self._done, self._total, self._said_at_s = 0, num_steps, 0.0
         if self._bar is not None:
             self._task = self._bar.add_task("", total=num_steps)
 

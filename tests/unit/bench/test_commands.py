@@ -16,7 +16,19 @@ from vllm_ascend_pd.up import cli as pd_cli
 HAS_MATPLOTLIB = importlib.util.find_spec("matplotlib") is not None
 TRANSFER = ["transfer", "--payload-mib", "1", "--pool-mib", "4", "--pieces", "16K", "--rounds", "1"]
 TRANSFER += ["--contenders", "copy-limit,raw-tcp"]
-STAGES = ["stages", "--max-memory", "64M", "--shapes", "qwen2.5-0.5b", "--lengths", "32", "--rounds", "1"]
+STAGES = [
+    "stages",
+    "--max-memory",
+    "48M",
+    "--shapes",
+    "qwen2.5-0.5b",
+    "--lengths",
+    "32",
+    "--rounds",
+    "1",
+    "--threads",
+    "1",
+]
 STAGES_RATIOS = [f"{ours}_vs_per_layer_{case}" for ours in ("staged", "straight") for case in ("1_block", "64_mib")]
 
 
@@ -42,7 +54,8 @@ def test_transfer_prints_a_table_and_writes_json_and_chart(tmp_path, capsys):
     assert {sample["phase"] for sample in document["samples"]} == {"tune", "round"}
 
 
-def test_stages_prints_tables_and_writes_json_and_chart(tmp_path, capsys):
+def test_stages_prints_tables_and_writes_json_and_chart(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("vllm_ascend_pd.bench.stages.run.LARGE_BYTES", 16 << 20)  # 64 MiB take long here
     document = run_with_files(STAGES, tmp_path)
     out = capsys.readouterr().out
     assert "staged_vs_per_layer_1_block" in out
