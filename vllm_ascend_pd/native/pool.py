@@ -96,8 +96,9 @@ def _read_num_threads(environment: Mapping[str, str], default: int) -> int:
 class CopyJob:
     """A copy in progress. Dropping it cancels the copy and waits for the chunk that is being copied."""
 
-    def __init__(self, handle: int, plan: CopyPlan, checksums: array[int]) -> None:
+    def __init__(self, handle: int, pool: CopyPool, plan: CopyPlan, checksums: array[int]) -> None:
         self.plan = plan
+        self._pool = pool  # a pool that is collected cancels its jobs
         self.checksums = checksums  # filled in when the job is DONE; empty for a plan without
         self._handle = handle
         # The callback holds the checksums' memory: threads write to it until the job is freed.
@@ -143,7 +144,7 @@ class CopyPool:
         address, count = checksums.buffer_info()
         timeout_ms = _to_timeout_ms(deadline)
         handle = _functions().submit(self._handle, plan.handle, stores, timeout_ms, address if count else None, count)
-        return CopyJob(library.check_handle(handle), plan, checksums)
+        return CopyJob(library.check_handle(handle), self, plan, checksums)
 
     def close(self) -> None:
         """Cancel what is queued, wait for what runs, end the threads. No call may follow."""
