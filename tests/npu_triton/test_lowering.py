@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tools.npu_triton.env import Environment, TritonToolError
+from tools.npu_triton.frontend import load_module
 from tools.npu_triton.lowering import KERNELS, TARGETS, Job, check_ending, lower
 from vllm_ascend_pd.npu.triton_kernels import NUM_FIELDS, SIGNATURE, TILES
 
@@ -76,6 +77,12 @@ def test_reads_each_field_of_a_row_once_and_one_block_id(environment: Environmen
     assert text.count("memref.load") == NUM_FIELDS + 1
 
 
+def test_compiles_once_whatever_the_counts() -> None:
+    for kernel in load_module(KERNELS).load_kernels().values():
+        kept = {parameter.name for parameter in kernel.params if parameter.do_not_specialize}
+        assert kept == {"num_rows", "num_blocks"}
+
+
 @pytest.mark.parametrize(("kernel", "rows", "cols"), [("pd_kv_extract", 1, 65536), ("pd_kv_inject_pieces", 1024, 64)])
 @pytest.mark.parametrize("arch", TARGETS.values())
 def test_refuses_a_tile_that_is_larger_than_the_buffer(
@@ -91,11 +98,14 @@ def test_sees_words_that_are_moved_one_by_one(environment: Environment, tmp_path
     assert changed != text
     path = tmp_path / "scattered.py"
     path.write_text(changed)
-    try:
-        lowered = lower(environment, Job("pd_kv_inject", TARGETS["910B"], 1, 8192, path))
-    except TritonToolError:
-        return  # refused is noticed too
-    assert find_slowness(lowered) != []
+    lowered = lower(environment, Job("pd_kv_inject", TARGETS["910B"], 1, 8192, path))
+    assert "words moved by the scalar unit" in find_slowness(lowered)
+
+
+@pytest.mark.parametrize("arch", TARGETS.values())
+def test_refuses_a_tile_that_leaves_no_room_for_the_next(environment: Environment, arch: str) -> None:
+    with pytest.raises(TritonToolError, match="Ub overflow detected"):
+        lower(environment, Job("pd_kv_extract", arch, 1, 32768))
 
 
 def test_reports_a_kernel_that_does_not_compile(environment: Environment, tmp_path: Path) -> None:

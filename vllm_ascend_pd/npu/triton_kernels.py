@@ -160,7 +160,9 @@ def load_kernels() -> dict[str, Any]:
     module = sys.modules[__name__]
     if tl is None:
         triton = importlib.import_module("triton")
-        names = ["copy_runs", "copy_pieces", *TILES]  # what others call comes first
-        compiled = {name: triton.jit(getattr(module, name)) for name in names}
+        compiled = {name: triton.jit(getattr(module, name)) for name in ("copy_runs", "copy_pieces")}
+        # Otherwise Triton compiles anew for counts that are 1 or multiples of 16, in the middle of a request.
+        for name in TILES:
+            compiled[name] = triton.jit(getattr(module, name), do_not_specialize=["num_rows", "num_blocks"])
         vars(module).update(compiled, tl=importlib.import_module("triton.language"))
     return {name: getattr(module, name) for name in TILES}
