@@ -54,13 +54,17 @@ class _Pending:
             have.append(sock)
             self.changed.notify_all()
 
-    def take(self, deadline: float) -> tuple[list[socket.socket], list[socket.socket]]:
-        """All connections. Their greetings were complete for the dialler before they were for us. Raises BadFrame."""
+    def wait(self, deadline: float) -> None:
+        """Until all are there; the dialler has seen their greetings complete before we did. Raises BadFrame."""
         with self.changed:
             while len(self.data) + len(self.reverse) < 2 * self.num_connections - 1:
                 left = deadline - time.monotonic()
                 if left <= 0 or not self.changed.wait(left):
                     raise BadFrame(f"ready with {len(self.data) + len(self.reverse)} further connections")
+
+    def take(self) -> tuple[list[socket.socket], list[socket.socket]]:
+        """All connections, for the caller to close."""
+        with self.changed:
             taken, self.data, self.reverse = (self.data, self.reverse), [], []
             return taken
 
@@ -173,8 +177,9 @@ class Acceptor:
         )
         send_message(sock, reply, deadline)
         receive_message(sock, Ready, deadline)
+        pending.wait(deadline)
         check_entries(connect.caches, pending.mappings)
-        data, reverse = pending.take(deadline)
+        data, reverse = pending.take()
         peer = PeerCaches(connect.cluster_id, connect.caches, pending.mappings)
         is_own = connect.instance == me.instance
         last_id = pending.export.last_cache_id
