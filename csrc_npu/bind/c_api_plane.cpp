@@ -111,8 +111,8 @@ int pd_plane_remove_cache(pd_plane* plane, int64_t id, int64_t timeout_ms) {
 pd_link* pd_plane_open_link(pd_plane* plane, uint64_t num_request, const int32_t* request_fds, uint64_t num_serve,
                             const int32_t* serve_fds, int64_t last_local_cache) {
   return guarded([&] {
-    return new pd_link{plane->plane.open_link(read_fds(num_request, request_fds), read_fds(num_serve, serve_fds),
-                                              last_local_cache)};
+    return new pd_link{
+        plane->plane.open_link(read_fds(num_request, request_fds), read_fds(num_serve, serve_fds), last_local_cache)};
   });
 }
 
@@ -133,7 +133,7 @@ void pd_plane_wake(pd_plane* plane) { plane->plane.wake_waiters(); }
 
 void pd_plane_stats(const pd_plane* plane, uint64_t* stats) {
   const pd::PlaneStats now = plane->plane.stats();
-  const uint64_t values[PD_PLANE_STATS] = {now.connections, now.requests, now.refused,
+  const uint64_t values[PD_PLANE_STATS] = {now.connections, now.requests,   now.refused,
                                            now.bytes,       now.bad_frames, now.stalled};
   std::copy(std::begin(values), std::end(values), stats);
 }

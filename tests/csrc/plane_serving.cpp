@@ -19,9 +19,7 @@ Request request(std::uint64_t num_bytes, std::vector<SideRun> runs) {
   return {false, 1, 0, num_bytes, 0, kTensors, std::move(runs)};
 }
 
-void say(int fd, const std::vector<std::byte>& bytes) {
-  (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-}
+void say(int fd, const std::vector<std::byte>& bytes) { (void)!::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
 
 bool ends(int fd) {
   timeval limit{5, 0};
@@ -74,7 +72,8 @@ TEST(a_stalled_peer_holds_up_nobody_and_is_dropped_in_time) {
   Plane server(1, milliseconds(300), nullptr);
   server.add_cache(memory.cache(1));
   RawPeer stalled = connect_raw(server);
-  say(stalled.requests, encode_request(request(kTensors * memory.tensor_bytes(), {{0, memory.tensor_bytes(), 1, 0}}), 1));
+  say(stalled.requests,
+      encode_request(request(kTensors * memory.tensor_bytes(), {{0, memory.tensor_bytes(), 1, 0}}), 1));
   wait_until([&] { return server.stats().bytes > 0; });
   Plane client(1, milliseconds(5000), nullptr);
   client.add_cache(target.cache(1));
@@ -100,9 +99,9 @@ TEST(a_cache_goes_when_nothing_touches_it_any_more) {
   RawPeer raw = connect_raw(server);
   say(raw.requests, encode_request(request(kTensors * memory.tensor_bytes(), {{0, memory.tensor_bytes(), 1, 0}}), 1));
   wait_until([&] { return server.stats().bytes > 0; });
-  CHECK(!server.remove_cache(1, in(0)));     // the answer has not been read
-  CHECK(server.remove_cache(1, in(5000)));   // the peer has been dropped
-  CHECK(server.remove_cache(1, in(0)));      // unknown: nothing touches it
+  CHECK(!server.remove_cache(1, in(0)));    // the answer has not been read
+  CHECK(server.remove_cache(1, in(5000)));  // the peer has been dropped
+  CHECK(server.remove_cache(1, in(0)));     // unknown: nothing touches it
   ::close(raw.answers);
   ::close(raw.requests);
 }

@@ -143,7 +143,8 @@ TEST(the_first_block_outside_is_found) {
 
 TEST(a_checked_request_never_leaves_its_tensors) {
   std::mt19937_64 random(11);
-  const std::uint64_t edge[] = {0, 1, 2, 7, 8, 63, 64, 65, 1u << 31, UINT64_MAX, UINT64_MAX - 7, 1ull << 63, 1ull << 62};
+  const std::uint64_t edge[] = {0,          1,         2, 7, 8, 63, 64, 65, 1u << 31, UINT64_MAX, UINT64_MAX - 7,
+                                1ull << 63, 1ull << 62};
   const auto pick = [&] { return random() % 4 != 0 ? random() % 20 : edge[random() % std::size(edge)]; };
   int accepted = 0;
   for (int round = 0; round < 200'000; ++round) {
@@ -173,7 +174,8 @@ TEST(random_frames_are_decoded_or_refused) {
     const auto header = decode_header(std::span(mutated).first<kHeaderBytes>());
     if (!header) continue;
     CHECK(header->body_bytes <= kMaxBodyBytes);
-    const auto body = std::span(mutated).subspan(kHeaderBytes, std::min<std::size_t>(header->body_bytes, frame.size() - kHeaderBytes));
+    const auto body = std::span(mutated).subspan(
+        kHeaderBytes, std::min<std::size_t>(header->body_bytes, frame.size() - kHeaderBytes));
     if (const auto got = decode_request(*header, body)) CHECK(got->runs.size() <= 2);
     (void)decode_reply(body);
   }

@@ -19,8 +19,7 @@ std::uint64_t nanoseconds(Clock::duration span) {
 }
 
 std::uint64_t bytes_of(const Transfer& transfer) {
-  const std::uint64_t per_tensor =
-      (transfer.local_blocks.size() - 1) * transfer.block_bytes + transfer.last_bytes;
+  const std::uint64_t per_tensor = (transfer.local_blocks.size() - 1) * transfer.block_bytes + transfer.last_bytes;
   return per_tensor * transfer.num_tensors;
 }
 
@@ -161,9 +160,8 @@ Outcome Link::copy_mapped(const Transfer& transfer, const LocalCache& local, con
   const auto tensors = [&](const std::vector<std::uint64_t>& all, std::uint32_t start) {
     return std::span(all).subspan(start, transfer.num_tensors);
   };
-  const std::shared_ptr<const CopyPlan> plan =
-      plan_copy(transfer, tensors(local.tensors, transfer.local_tensor_start),
-                tensors(remote.mapped, transfer.remote_tensor_start));
+  const std::shared_ptr<const CopyPlan> plan = plan_copy(transfer, tensors(local.tensors, transfer.local_tensor_start),
+                                                         tensors(remote.mapped, transfer.remote_tensor_start));
   if (Outcome outcome = requester_->check_peer(); outcome.status != LinkStatus::kOk) {
     return outcome;
   }

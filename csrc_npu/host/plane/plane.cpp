@@ -26,9 +26,8 @@ std::vector<Socket> take(const std::vector<int>& fds) {
 Plane::Plane(unsigned num_threads, std::chrono::milliseconds transfer_timeout, std::shared_ptr<CopyPool> copy_pool)
     : core_(std::make_shared<PlaneCore>(transfer_timeout)) {
   if (num_threads == 0 || num_threads > 64 || transfer_timeout.count() <= 0) {
-    throw std::invalid_argument("a plane has 1..64 threads and a positive timeout, not " +
-                                std::to_string(num_threads) + " and " + std::to_string(transfer_timeout.count()) +
-                                " ms");
+    throw std::invalid_argument("a plane has 1..64 threads and a positive timeout, not " + std::to_string(num_threads) +
+                                " and " + std::to_string(transfer_timeout.count()) + " ms");
   }
   core_->copy_pool = std::move(copy_pool);
   for (unsigned i = 0; i < num_threads; ++i) {
@@ -79,8 +78,8 @@ void Plane::wake_waiters() { core_->events.wake(); }
 
 PlaneStats Plane::stats() const {
   const PlaneCounters& counters = core_->counters;
-  return {counters.connections, counters.requests, counters.refused, counters.bytes, counters.bad_frames,
-          counters.stalled};
+  return {counters.connections, counters.requests,   counters.refused,
+          counters.bytes,       counters.bad_frames, counters.stalled};
 }
 
 }  // namespace pd

@@ -17,8 +17,8 @@ namespace pd {
 
 // What a transfer over the connections needs; the spans must outlive the call.
 struct Posting {
-  Request request;                          // first_byte and num_bytes: of the whole
-  std::span<const std::uint64_t> tensors;   // local base addresses, as many as the request's tensors
+  Request request;                         // first_byte and num_bytes: of the whole
+  std::span<const std::uint64_t> tensors;  // local base addresses, as many as the request's tensors
   std::span<const SideRun> local_runs;
   Deadline deadline;
 };

@@ -52,11 +52,11 @@ class ServeLoop {
 
   PlaneCore& core_;
   Socket epoll_;
-  Socket wake_;  // eventfd
+  Socket wake_;       // eventfd
   std::mutex mutex_;  // guards commands_, stopping_
   std::vector<Command> commands_;
   bool stopping_ = false;
-  std::map<int, Served> served_;                // of the loop's thread only, like deadlines_
+  std::map<int, Served> served_;  // of the loop's thread only, like deadlines_
   std::set<std::pair<Deadline, int>> deadlines_;
   std::thread thread_;
 };

@@ -10,10 +10,10 @@
 namespace pd {
 namespace {
 
-constexpr std::uint64_t kVisitBytes = 4 << 20;      // then the loop looks after its other connections
-constexpr std::uint64_t kCallBytes = 1 << 20;       // of one system call
+constexpr std::uint64_t kVisitBytes = 4 << 20;  // then the loop looks after its other connections
+constexpr std::uint64_t kCallBytes = 1 << 20;   // of one system call
 constexpr std::uint64_t kReceiveMarkBytes = 256 << 10;
-constexpr std::size_t kRanges = 1024;               // IOV_MAX
+constexpr std::size_t kRanges = 1024;  // IOV_MAX
 
 }  // namespace
 

@@ -25,9 +25,9 @@ class ServedConnection {
   const std::shared_ptr<ServedLink>& link() const { return link_; }
   Deadline deadline() const { return deadline_; }  // of the transfer that runs; max() between transfers
 
-  Want advance();        // as far as what has come, or one visit's share
-  Want say_farewell();   // now, or after the transfer that runs
-  void expire();         // the deadline has passed
+  Want advance();                                // as far as what has come, or one visit's share
+  Want say_farewell();                           // now, or after the transfer that runs
+  void expire();                                 // the deadline has passed
   bool is_broken() const { return is_broken_; }  // by the peer: its whole link must go
 
  private:

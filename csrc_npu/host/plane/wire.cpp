@@ -130,8 +130,7 @@ std::optional<FrameHeader> decode_header(std::span<const std::byte, kHeaderBytes
   if (kind < static_cast<std::uint32_t>(FrameKind::kRead) || kind > static_cast<std::uint32_t>(FrameKind::kBye)) {
     return std::nullopt;
   }
-  FrameHeader header{static_cast<FrameKind>(kind), reader.get<std::uint32_t>(),
-                     reader.get<std::uint32_t>()};
+  FrameHeader header{static_cast<FrameKind>(kind), reader.get<std::uint32_t>(), reader.get<std::uint32_t>()};
   if (header.body_bytes > max_body(header.kind)) {
     return std::nullopt;
   }
