@@ -42,63 +42,79 @@ struct Pieces {
   std::int64_t src_stride, dst_stride;
 };
 
-int copy_piece(std::uint64_t dst, std::uint64_t src, std::uint64_t bytes, aclrtStream stream) {
-  return aclrtMemcpyAsync(to_pointer<void>(dst), bytes, to_pointer<const void>(src), bytes, ACL_MEMCPY_DEVICE_TO_DEVICE,
-                          stream);
+// Errors by which a runtime says that it has no two-dimensional copies between device addresses.
+bool is_refusal(int error) {
+  return error == ACL_ERROR_INVALID_PARAM || error == ACL_ERROR_RT_PARAM_INVALID ||
+         error == ACL_ERROR_RT_FEATURE_NOT_SUPPORT;
 }
 
-// A runtime that refuses two-dimensional copies between device addresses is asked once.
-std::atomic<bool> has_2d_copies{true};
+// Posts the copies of one transfer. `has_rows` is shared by the transfers of a group: a refusal is asked for once.
+class Copier {
+ public:
+  Copier(aclrtStream stream, std::atomic<bool>& has_rows) : stream_(stream), has_rows_(has_rows) {}
 
-int copy_pieces(const Pieces& pieces, aclrtStream stream) {
-  const auto bytes = static_cast<std::int64_t>(pieces.bytes);
-  const bool rows = pieces.count > 1 && pieces.src_stride >= bytes && pieces.dst_stride >= bytes;
-  if (rows && has_2d_copies.load()) {
-    const int error = aclrtMemcpy2dAsync(to_pointer<void>(pieces.dst), static_cast<std::size_t>(pieces.dst_stride),
-                                         to_pointer<const void>(pieces.src), static_cast<std::size_t>(pieces.src_stride),
-                                         pieces.bytes, pieces.count, ACL_MEMCPY_DEVICE_TO_DEVICE, stream);
-    if (error == ACL_SUCCESS) return error;
-    has_2d_copies = false;
-  }
-  for (std::uint64_t i = 0; i < pieces.count; ++i) {
-    const std::uint64_t src = pieces.src + i * static_cast<std::uint64_t>(pieces.src_stride);
-    const std::uint64_t dst = pieces.dst + i * static_cast<std::uint64_t>(pieces.dst_stride);
-    if (const int error = copy_piece(dst, src, pieces.bytes, stream); error != ACL_SUCCESS) return error;
-  }
-  return ACL_SUCCESS;
-}
-
-// All repetitions of one run between two tensors; the longer dimension becomes the rows of one copy.
-int copy_run(const Run& run, std::uint64_t src_tensor, std::uint64_t dst_tensor, aclrtStream stream) {
-  const std::uint64_t src = src_tensor + run.src_offset, dst = dst_tensor + run.dst_offset;
-  const bool inner_rows = run.inner_count >= run.outer_count;
-  const std::uint64_t steps = inner_rows ? run.outer_count : run.inner_count;
-  const auto src_step = static_cast<std::uint64_t>(inner_rows ? run.outer_src_stride : run.inner_src_stride);
-  const auto dst_step = static_cast<std::uint64_t>(inner_rows ? run.outer_dst_stride : run.inner_dst_stride);
-  for (std::uint64_t i = 0; i < steps; ++i) {
-    const Pieces pieces{src + i * src_step,
-                        dst + i * dst_step,
-                        run.bytes,
-                        inner_rows ? run.inner_count : run.outer_count,
-                        inner_rows ? run.inner_src_stride : run.outer_src_stride,
-                        inner_rows ? run.inner_dst_stride : run.outer_dst_stride};
-    if (const int error = copy_pieces(pieces, stream); error != ACL_SUCCESS) return error;
-  }
-  return ACL_SUCCESS;
-}
-
-int run_copies(const CopyPlan& plan, aclrtStream stream) {
-  for (const Part& part : plan.parts()) {
-    for (std::size_t i = 0; i < part.src_tensors.size(); ++i) {
-      for (const Run& run : part.runs) {
-        if (const int error = copy_run(run, part.src_tensors[i], part.dst_tensors[i], stream); error != ACL_SUCCESS) {
-          return error;
+  int copy(const CopyPlan& plan) const {
+    for (const Part& part : plan.parts()) {
+      for (std::size_t i = 0; i < part.src_tensors.size(); ++i) {
+        for (const Run& run : part.runs) {
+          const int error = copy_run(run, part.src_tensors[i], part.dst_tensors[i]);
+          if (error != ACL_SUCCESS) return error;
         }
       }
     }
+    return ACL_SUCCESS;
   }
-  return ACL_SUCCESS;
-}
+
+ private:
+  int copy_piece(std::uint64_t dst, std::uint64_t src, std::uint64_t bytes) const {
+    return aclrtMemcpyAsync(to_pointer<void>(dst), bytes, to_pointer<const void>(src), bytes,
+                            ACL_MEMCPY_DEVICE_TO_DEVICE, stream_);
+  }
+
+  int copy_rows(const Pieces& pieces) const {
+    return aclrtMemcpy2dAsync(to_pointer<void>(pieces.dst), static_cast<std::size_t>(pieces.dst_stride),
+                              to_pointer<const void>(pieces.src), static_cast<std::size_t>(pieces.src_stride),
+                              pieces.bytes, pieces.count, ACL_MEMCPY_DEVICE_TO_DEVICE, stream_);
+  }
+
+  int copy_pieces(const Pieces& pieces) const {
+    const auto bytes = static_cast<std::int64_t>(pieces.bytes);
+    const bool are_rows = pieces.count > 1 && pieces.src_stride >= bytes && pieces.dst_stride >= bytes;
+    if (are_rows && has_rows_.load()) {
+      const int error = copy_rows(pieces);
+      if (!is_refusal(error)) return error;
+      has_rows_ = false;
+    }
+    for (std::uint64_t i = 0; i < pieces.count; ++i) {
+      const std::uint64_t src = pieces.src + i * static_cast<std::uint64_t>(pieces.src_stride);
+      const std::uint64_t dst = pieces.dst + i * static_cast<std::uint64_t>(pieces.dst_stride);
+      if (const int error = copy_piece(dst, src, pieces.bytes); error != ACL_SUCCESS) return error;
+    }
+    return ACL_SUCCESS;
+  }
+
+  // All repetitions of one run between two tensors; the longer dimension becomes the rows of one copy.
+  int copy_run(const Run& run, std::uint64_t src_tensor, std::uint64_t dst_tensor) const {
+    const std::uint64_t src = src_tensor + run.src_offset, dst = dst_tensor + run.dst_offset;
+    const bool inner_rows = run.inner_count >= run.outer_count;
+    const std::uint64_t steps = inner_rows ? run.outer_count : run.inner_count;
+    const auto src_step = static_cast<std::uint64_t>(inner_rows ? run.outer_src_stride : run.inner_src_stride);
+    const auto dst_step = static_cast<std::uint64_t>(inner_rows ? run.outer_dst_stride : run.inner_dst_stride);
+    for (std::uint64_t i = 0; i < steps; ++i) {
+      const Pieces pieces{src + i * src_step,
+                          dst + i * dst_step,
+                          run.bytes,
+                          inner_rows ? run.inner_count : run.outer_count,
+                          inner_rows ? run.inner_src_stride : run.outer_src_stride,
+                          inner_rows ? run.inner_dst_stride : run.outer_dst_stride};
+      if (const int error = copy_pieces(pieces); error != ACL_SUCCESS) return error;
+    }
+    return ACL_SUCCESS;
+  }
+
+  aclrtStream stream_;
+  std::atomic<bool>& has_rows_;
+};
 
 struct Launch {
   bool extract, short_pieces;
@@ -182,7 +198,8 @@ void Event::wait(void* stream) {
 }
 
 Transfer::Transfer(std::shared_ptr<const Table> table, std::shared_ptr<const Kernel> kernel)
-    : table_(std::move(table)), kernel_(table_->rows().empty() ? nullptr : std::move(kernel)) {}
+    : table_(std::move(table)), kernel_(table_->rows().empty() ? nullptr : std::move(kernel)),
+      has_rows_(std::make_shared<std::atomic<bool>>(true)) {}
 
 std::size_t Transfer::collect() {
   std::vector<std::shared_ptr<Event>> candidates;
@@ -216,7 +233,7 @@ std::shared_ptr<Event> Transfer::submit(Direction direction, std::span<const std
     move = [kernel = kernel_, launch, stream] { return run_kernel(*kernel, launch, stream); };
   } else {
     auto plan = std::make_shared<const CopyPlan>(table_->plan_copies(direction, block_ids, buffers.staging));
-    move = [plan = std::move(plan), stream] { return run_copies(*plan, stream); };
+    move = [plan = std::move(plan), has_rows = has_rows_, stream] { return Copier(stream, *has_rows).copy(*plan); };
   }
   const auto task = [event, move = std::move(move), stream] {
     int error = move();

@@ -5,6 +5,7 @@
 // What a transfer needs (staging, the uploaded block ids) is kept alive until its event is seen to have passed.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <memory>
@@ -68,6 +69,7 @@ class Transfer {
  private:
   std::shared_ptr<const Table> table_;
   std::shared_ptr<const Kernel> kernel_;
+  std::shared_ptr<std::atomic<bool>> has_rows_;  // whether the runtime takes two-dimensional copies
 };
 
 // Test-only breakage; compiled in with PD_NPU_DEFECTS, otherwise set_defects() throws.

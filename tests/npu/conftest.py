@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-IN_ENVIRONMENT = "PD_TEST_NPU_DEFECTIVE" in os.environ
+IN_ENVIRONMENT = "PD_TEST_NPU_BUILD" in os.environ
 collect_ignore_glob = [] if IN_ENVIRONMENT else ["test_*.py"]
 
 if IN_ENVIRONMENT:
@@ -44,15 +44,22 @@ def backend(request, monkeypatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def defective(monkeypatch, backend) -> Iterator[object]:
+def defective(backend) -> Iterator[object]:
     """The build whose defects can be switched on, in the place of the one that ships; yields `set_defects`."""
-    monkeypatch.setenv(probing.EXTENSION_VARIABLE, os.environ["PD_TEST_NPU_DEFECTIVE"])
-    forget()
     from vllm_ascend_pd.npu.extension import load_extension
 
     module = load_extension(probing.probe().extension)
     yield module.set_defects
     module.set_defects(0)
+
+
+def pytest_collection_modifyitems(config, items) -> None:
+    """One process holds one build of the extension: tests of the other one run in the other process."""
+    wants = os.environ.get("PD_TEST_NPU_BUILD") == "defective"
+    away = [item for item in items if ("defective" in item.fixturenames) != wants]
+    if away:
+        config.hook.pytest_deselected(items=away)
+        items[:] = [item for item in items if item not in away]
 
 
 def forget() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in's controls, by ctypes: counters, slow streams, refusals."""
+"""The stand-in's controls, by ctypes: counters, held streams, refusals."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ COUNTERS = (
     "use_after_free",
     "out_of_bounds",
     "unimplemented",
+    "tasks_posted",
+    "tasks_done",
 )
-SLOW_US = 30_000
+SETTLED_S = 0.25
 NEVER = 2**64 - 1
 
 
@@ -36,10 +38,10 @@ class Standin:
     def __init__(self) -> None:
         self._acl = ctypes.CDLL("libascendcl.so")
         self._acl.pd_acl_counter.restype = ctypes.c_long
-        self._acl.pd_acl_slow.argtypes = (ctypes.c_void_p, ctypes.c_long)
-        self._acl.pd_acl_slow_copies_of.argtypes = (ctypes.c_size_t, ctypes.c_long)
+        self._acl.pd_acl_hold.argtypes = (ctypes.c_void_p, ctypes.c_int)
+        self._acl.pd_acl_hold_copies_of.argtypes = (ctypes.c_size_t,)
         assert self._acl.pd_acl_num_counters() == len(COUNTERS)
-        self._slowed: list[torch.npu.Stream] = []
+        self._held: list[int] = []
 
     def read(self) -> dict[str, int]:
         """All counters."""
@@ -52,14 +54,34 @@ class Standin:
         yield counted
         counted.update({name: value - before[name] for name, value in self.read().items()})
 
-    def slow(self, stream: torch.npu.Stream) -> None:
-        """Every task of this stream starts late."""
-        self._slowed.append(stream)
-        self._acl.pd_acl_slow(stream.npu_stream, SLOW_US)
+    def hold(self, stream: torch.npu.Stream) -> None:
+        """This stream is slow: it starts nothing until `let_go`."""
+        self._held.append(stream.npu_stream)  # now: asking for it waits for torch_npu's queue
+        self._acl.pd_acl_hold(self._held[-1], 1)
 
-    def slow_copies_of(self, num_bytes: int) -> None:
-        """The call that posts a copy of this size takes long."""
-        self._acl.pd_acl_slow_copies_of(num_bytes, SLOW_US)
+    def hold_copies_of(self, num_bytes: int) -> None:
+        """The call that posts a copy of this size does not return until `let_go`."""
+        self._acl.pd_acl_hold_copies_of(num_bytes)
+
+    def let_go(self) -> None:
+        """Once nothing else can go on: start the held streams, then let held copies be posted."""
+        self._settle()
+        self._release_streams()
+        self._settle()
+        self.hold_copies_of(NEVER)
+
+    def _settle(self) -> None:
+        """Wait until nothing was posted and no task ended for a while."""
+        last, since = None, time.monotonic()
+        while time.monotonic() - since < SETTLED_S:
+            counted = self.read()
+            if (now := (counted["tasks_posted"], counted["tasks_done"])) != last:
+                last, since = now, time.monotonic()
+            time.sleep(0.005)
+
+    def _release_streams(self) -> None:
+        while self._held:
+            self._acl.pd_acl_hold(self._held.pop(), 0)
 
     def refuse_2d(self, refuse: bool) -> None:
         """Two-dimensional copies between device addresses are not supported."""
@@ -70,10 +92,9 @@ class Standin:
         self._acl.pd_acl_fail_launches(count)
 
     def reset(self) -> None:
-        """No stream is slow, nothing is refused, nothing is under way."""
-        for stream in self._slowed:
-            self._acl.pd_acl_slow(stream.npu_stream, 0)
-        self.slow_copies_of(NEVER)
+        """No stream is held, nothing is refused, nothing is under way."""
+        self._release_streams()
+        self.hold_copies_of(NEVER)
         self.refuse_2d(False)
         self.fail_launches(0)
         torch.npu.synchronize()

@@ -20,6 +20,8 @@ MAKERS: Final = ("aclCreate", "aclopCreate")  # they return a pointer
 # Registrations that torch_npu makes while it is imported; they only matter to a profiler.
 ACCEPTED: Final = ("MsprofRegisterCallback", "MsprofGetHashId", "MsprofSysCycleTime")
 ACCEPTED_PREFIXES: Final = ("MsprofReport",)
+# They return a value, not an error: the "undefined" one. torch_npu logs them when an operator failed.
+VALUES: Final = {"aclGetTensorDescNumDims": 0, "aclGetTensorDescType": -1, "aclGetTensorDescFormat": -1}
 
 
 def list_symbols(library: Path, kind: str) -> set[str]:
@@ -41,6 +43,8 @@ def write_stubs(torch_npu: Path, implemented: Iterable[Path], target: Path) -> P
     for name in sorted(wanted - have):
         if name in ACCEPTED or name.startswith(ACCEPTED_PREFIXES):
             lines.append(f"long {name}() {{ return 0; }}")
+        elif name in VALUES:
+            lines.append(f"long {name}() {{ return {VALUES[name]}; }}")
         elif name.startswith(MAKERS):
             lines.append(f'void* {name}() {{ pd_acl_unimplemented("{name}"); return nullptr; }}')
         else:

@@ -26,8 +26,7 @@ struct Heap {
   std::deque<std::uintptr_t> quarantine;  // oldest first
   std::size_t used = 0, quarantined = 0;
   std::atomic<bool> refuse_2d{false};
-  std::atomic<std::size_t> slow_copy_bytes{SIZE_MAX};
-  std::atomic<long> slow_copy_us{0};
+  std::atomic<std::size_t> held_copy_bytes{SIZE_MAX};
 
   // The allocation that holds `address`, or end().
   auto find(std::uintptr_t address) {
@@ -80,7 +79,7 @@ void copy_now(void* dst, const void* src, std::size_t bytes) {
 
 aclError post_copy(void* dst, std::size_t room, const void* src, std::size_t bytes, aclrtStream stream) {
   if (dst == nullptr || src == nullptr || bytes > room) return kInvalid;
-  if (bytes == heap().slow_copy_bytes) std::this_thread::sleep_for(std::chrono::microseconds(heap().slow_copy_us));
+  while (bytes == heap().held_copy_bytes) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   count(kCopies);
   resolve(stream).post([=] { copy_now(dst, src, bytes); });
   return kOk;
@@ -128,11 +127,9 @@ extern "C" {
 // For the tests: refuse aclrtMemcpy2dAsync between device addresses, as a runtime without it would.
 void pd_acl_refuse_2d(int refuse) { standin::heap().refuse_2d = refuse != 0; }
 
-// For the tests: the call that posts a copy of this size takes long, so that a later call can overtake it.
-void pd_acl_slow_copies_of(size_t bytes, long delay_us) {
-  standin::heap().slow_copy_us = delay_us;
-  standin::heap().slow_copy_bytes = bytes;
-}
+// For the tests: the call that posts a copy of this size does not return until another size is given, so that a later
+// call can overtake it.
+void pd_acl_hold_copies_of(size_t bytes) { standin::heap().held_copy_bytes = bytes; }
 
 aclError aclrtMalloc(void** address, size_t bytes, aclrtMemMallocPolicy) {
   *address = standin::heap().allocate(bytes);

@@ -40,11 +40,13 @@ enum Counter : int {
   kUseAfterFree,    // copies that touched device memory that was given back
   kOutOfBounds,     // copies that began in device memory and ran over its end
   kUnimplemented,   // calls of functions that the stand-in lacks
+  kTasksPosted,     // to any stream
+  kTasksDone,
   kNumCounters,
 };
 void count(Counter counter);
 
-// One stream: a thread that runs what was posted, in order, each task after this stream's delay.
+// One stream: a thread that runs what was posted, in order. While it is held, it starts nothing: as slow as can be.
 class Stream {
  public:
   explicit Stream(std::int32_t id);
@@ -56,18 +58,18 @@ class Stream {
   void post(std::function<void()> task);
   void wait_idle();
   bool is_idle();
-  void set_delay(std::chrono::microseconds delay) { delay_us_.store(delay.count()); }
+  void hold(bool held);
 
  private:
   void run();
 
   const std::int32_t id_;
-  std::atomic<std::int64_t> delay_us_{0};
   std::mutex mutex_;
   std::condition_variable posted_, idle_;
   std::deque<std::function<void()>> tasks_;
   std::size_t pending_ = 0;
   bool stopping_ = false;
+  bool held_ = false;
   std::thread thread_;
 };
 

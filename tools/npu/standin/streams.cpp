@@ -88,7 +88,14 @@ Stream::~Stream() {
   thread_.join();
 }
 
+void Stream::hold(bool held) {
+  const std::lock_guard lock(mutex_);
+  held_ = held;
+  posted_.notify_one();
+}
+
 void Stream::post(std::function<void()> task) {
+  count(kTasksPosted);
   const std::lock_guard lock(mutex_);
   tasks_.push_back(std::move(task));
   ++pending_;
@@ -110,13 +117,13 @@ void Stream::run() {
     std::function<void()> task;
     {
       std::unique_lock lock(mutex_);
-      posted_.wait(lock, [this] { return stopping_ || !tasks_.empty(); });
+      posted_.wait(lock, [this] { return stopping_ || (!held_ && !tasks_.empty()); });
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
       tasks_.pop_front();
     }
-    if (const auto delay = delay_us_.load(); delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
     task();
+    count(kTasksDone);
     const std::lock_guard lock(mutex_);
     if (--pending_ == 0) idle_.notify_all();
   }
@@ -162,9 +169,7 @@ extern "C" {
 // For the tests, by ctypes.
 long pd_acl_counter(int counter) { return standin::counters[counter]; }
 int pd_acl_num_counters() { return standin::kNumCounters; }
-void pd_acl_slow(aclrtStream stream, long delay_us) {
-  standin::resolve(stream).set_delay(std::chrono::microseconds(delay_us));
-}
+void pd_acl_hold(aclrtStream stream, int held) { standin::resolve(stream).hold(held != 0); }
 
 aclError aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t, uint32_t) {
   *stream = standin::registry().create();
