@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// C ABI of libpd_bench.so: what the benches measure *against*, and how they check bytes. It shares nothing with the copy
-// engine or the data plane (`libpd_host.so`) but the look at the CPU's features, so that neither can hide the other's
-// mistake.
+// C ABI of libpd_bench.so: what the benches measure *against*, and how they check bytes. It shares nothing with the
+// copy engine or the data plane (`libpd_host.so`) but the look at the CPU's features, so that neither can hide the
+// other's mistake.
 #pragma once
 
 #include <cstdint>
