@@ -317,6 +317,15 @@ def test_a_second_link_to_the_peer_replaces_the_first(make_node, make_peer, tabl
     assert pull_status(node, 2, [1], [1]).name == "LLM_NOT_YET_LINK"
 
 
+def test_a_linked_peer_is_not_linked_while_its_next_comm_is_prepared(make_node, make_peer, table):
+    node, peer = make_node(), make_peer()
+    link_both(node, peer, "x", table)
+    node.pull(2, [1], [1])
+    comm = node.datadist.link("y", {1: 0, 2: 1, 3: 2}, json.dumps(make_table(free_ports(3))))
+    assert pull_status(node, 2, [1], [1]).name == "LLM_NOT_YET_LINK"
+    assert node.datadist.query_register_mem_status(comm) is PREPARING
+
+
 def test_memory_cannot_be_made_accessible_after_a_link(engine, table):
     engine.init(DIRECT)
     manager = engine.cache_manager
