@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork native native-test clean
+.PHONY: help setup serve test check build fork native native-test tidy clean
 
 PY = .venv/bin/python
 
@@ -9,8 +9,9 @@ help:
 	@echo "make serve    set up, start prefill + decode on a real model, ask it something, keep serving (ONCE=1: stop then)"
 	@echo "make test     set up, then all checks and all tests"
 	@echo "make setup    .venv with the fork's wheel and the development tools"
-	@echo "make check    ruff, mypy --strict, import-linter, clang-format, clang-tidy, size limits"
+	@echo "make check    ruff, mypy --strict, import-linter, clang-format, size limits"
 	@echo "make native   the C++ libraries of csrc_npu into vllm_ascend_pd/native/"
+	@echo "make tidy     clang-tidy over csrc_npu and tests/csrc (minutes; what was clean is not looked at again)"
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
@@ -30,6 +31,9 @@ test: check native-test
 
 native: setup
 	@$(PY) -m tools.native build
+
+tidy: setup
+	@$(PY) -m tools.native tidy
 
 native-test: setup
 	@$(PY) -m tools.native test sanitize aarch64 audit

@@ -21,6 +21,5 @@ cpp=$(git ls-files -- '*.cpp' '*.h' 2>/dev/null)
 # shellcheck disable=SC2086  # file names of this repository hold no blanks
 [ -z "$cpp" ] || run $bin/clang-format --dry-run --Werror $cpp
 run $bin/python -m tools.size_limits
-run $bin/python -m tools.native tidy
 
 [ -z "$failed" ] || { echo "[check] failed:$failed" >&2; exit 1; }

@@ -45,13 +45,15 @@ def tidy(only: Sequence[str] = (), root: Path = ROOT) -> bool:
     def examine(job: tuple[Path, str, Path]) -> str:
         path, machine, mark = job
         found = run_clang_tidy(program, path, flags[machine], root)
-        if not found:
+        if found:
+            print(found, flush=True)
+        else:
             mark.touch()
         return found
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         findings = [found for found in pool.map(examine, todo) if found]
-    print("\n".join(findings) + f"\n[native] clang-tidy: {len(todo)} files, {len(findings)} with findings", flush=True)
+    print(f"[native] clang-tidy: {len(todo)} files, {len(findings)} with findings", flush=True)
     return not findings
 
 
