@@ -11,6 +11,7 @@ import argparse
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Final
 
 from tools.cache import CacheError
@@ -38,15 +39,35 @@ def run_tests(environment: Environment, built: Built, arguments: list[str]) -> i
     the build with defects.
     """
     command = [str(environment.python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", "tests/npu/pytest.ini"]
-    command += ["--rootdir", "tests/npu", *(arguments or ["tests/npu"])]
-    statuses = []
+    command += ["--rootdir", "tests/npu"]
+    selected, statuses = arguments or ["tests/npu"], []
     for name, folder in (("shipped", built.extension), ("defective", built.defective)):
         variables = {**os.environ, **get_variables(environment, built)}
         variables |= {"PD_TEST_NPU_BUILD": name, "VLLM_PD_NPU_EXTENSION": str(folder)}
         print(f"[npu] tests on the {name} build of the extension", flush=True)
-        statuses.append(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)
+        statuses.append(subprocess.run([*command, *selected], cwd=ROOT, env=variables, check=False).returncode)
+    if not arguments:
+        statuses.append(
+            run_triton_kernels(environment, built, [*command, "-k", "kernel", "tests/npu/test_data_path.py"])
+        )
     ran = [status for status in statuses if status != NO_TESTS]
     return max(ran, default=NO_TESTS)
+
+
+def run_triton_kernels(environment: Environment, built: Built, command: list[str]) -> int:
+    """The data path once more, on the Triton kernels as the real compiler lowers them, translated to this machine."""
+    from tools.npu_triton.__main__ import build_object
+    from tools.npu_triton.env import TritonToolError
+    from tools.npu_triton.env import ensure_environment as ensure_triton_environment
+
+    try:
+        description = Path(build_object(ensure_triton_environment())).with_suffix(".json")
+    except TritonToolError as error:
+        raise NpuBuildError(f"the Triton kernels cannot be built here: {error}") from error
+    variables = {**os.environ, **get_variables(environment, built)}
+    variables |= {"PD_TEST_NPU_BUILD": "shipped", "VLLM_PD_NPU_KERNEL": str(description)}
+    print(f"[npu] tests of the data path on the Triton kernels, {description}", flush=True)
+    return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 
 
 def main() -> int:
@@ -61,14 +82,14 @@ def main() -> int:
             print(environment.python)
             return 0
         built = build_all(environment)
+        if options.verb == "test":
+            return run_tests(environment, built, options.arguments)
     except (NpuBuildError, CacheError) as error:
         print(f"tools.npu: {error}", file=sys.stderr)
         return 2
-    if options.verb == "build":
-        for name, value in get_variables(environment, built).items():
-            print(f"export {name}={value}")
-        return 0
-    return run_tests(environment, built, options.arguments)
+    for name, value in get_variables(environment, built).items():
+        print(f"export {name}={value}")
+    return 0
 
 
 if __name__ == "__main__":
