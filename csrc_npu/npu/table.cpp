@@ -111,8 +111,7 @@ void Table::check(std::span<const std::int64_t> block_ids, std::uint64_t staging
   }
 }
 
-CopyPlan Table::plan_copies(Direction direction, std::span<const std::int64_t> block_ids,
-                            std::uint64_t staging) const {
+CopyPlan Table::plan_copies(Direction direction, std::span<const std::int64_t> block_ids, std::uint64_t staging) const {
   CopyPlan plan;
   std::vector<std::int64_t> packed_ids(block_ids.size());
   for (std::size_t i = 0; i < packed_ids.size(); ++i) packed_ids[i] = static_cast<std::int64_t>(i);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What one cache group looks like to extract and inject: which bytes of a block of which tensor lie where in staging.
 //
-// Staging is contiguous: tensor by tensor, in each its blocks in the order of the block ids, in each its slices, packed.
-// A table does not depend on a request, so its rows are uploaded once. Pure: addresses are numbers here.
+// Staging is contiguous: tensor by tensor, in each its blocks in the order of the block ids, in each its slices,
+// packed. A table does not depend on a request, so its rows are uploaded once. Pure: addresses are numbers here.
 #pragma once
 
 #include <array>

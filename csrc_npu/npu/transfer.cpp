@@ -125,8 +125,9 @@ struct Launch {
 int run_kernel(const Kernel& kernel, const Launch& launch, aclrtStream stream) {
   const KernelArgs& args = launch.args;
   const std::size_t bytes = static_cast<std::size_t>(args.num_blocks) * sizeof(std::int32_t);
-  const int error = aclrtMemcpyAsync(to_pointer<void>(args.block_ids), bytes, to_pointer<const void>(launch.host_block_ids),
-                                     bytes, ACL_MEMCPY_HOST_TO_DEVICE, stream);
+  const int error =
+      aclrtMemcpyAsync(to_pointer<void>(args.block_ids), bytes, to_pointer<const void>(launch.host_block_ids), bytes,
+                       ACL_MEMCPY_HOST_TO_DEVICE, stream);
   return error != ACL_SUCCESS ? error : kernel.launch(launch.extract, launch.short_pieces, args, stream);
 }
 
@@ -192,13 +193,13 @@ void Event::synchronize() {
 
 void Event::wait(void* stream) {
   // Behind the transfer's own task in the same queue, so the event is recorded by then.
-  enqueue("pd_wait", [stream, self = shared_from_this()] {
-    return static_cast<int>(aclrtStreamWaitEvent(stream, self->event_));
-  });
+  enqueue("pd_wait",
+          [stream, self = shared_from_this()] { return static_cast<int>(aclrtStreamWaitEvent(stream, self->event_)); });
 }
 
 Transfer::Transfer(std::shared_ptr<const Table> table, std::shared_ptr<const Kernel> kernel)
-    : table_(std::move(table)), kernel_(table_->rows().empty() ? nullptr : std::move(kernel)),
+    : table_(std::move(table)),
+      kernel_(table_->rows().empty() ? nullptr : std::move(kernel)),
       has_rows_(std::make_shared<std::atomic<bool>>(true)) {}
 
 std::size_t Transfer::collect() {

@@ -22,9 +22,9 @@ namespace pd::npu {
 struct Buffers {
   std::uint64_t staging = 0;
   std::uint64_t staging_bytes = 0;
-  std::uint64_t device_rows = 0;        // with a kernel: the table's rows, uploaded
-  std::uint64_t host_block_ids = 0;     // with a kernel: int32, page-locked
-  std::uint64_t device_block_ids = 0;   // with a kernel: room for them
+  std::uint64_t device_rows = 0;       // with a kernel: the table's rows, uploaded
+  std::uint64_t host_block_ids = 0;    // with a kernel: int32, page-locked
+  std::uint64_t device_block_ids = 0;  // with a kernel: room for them
   std::shared_ptr<void> keep;
 };
 
@@ -36,8 +36,8 @@ class Event : public std::enable_shared_from_this<Event> {
   Event(const Event&) = delete;
   Event& operator=(const Event&) = delete;
 
-  bool query();        // never blocks; throws std::runtime_error when the transfer failed
-  void synchronize();  // blocks this thread until the device is done
+  bool query();             // never blocks; throws std::runtime_error when the transfer failed
+  void synchronize();       // blocks this thread until the device is done
   void wait(void* stream);  // makes a stream wait, in queue order; never blocks
 
  private:

@@ -196,8 +196,8 @@ aclError aclrtMemcpy2dAsync(void* dst, size_t dst_pitch, const void* src, size_t
   if (standin::heap().refuse_2d && kind == ACL_MEMCPY_DEVICE_TO_DEVICE) return standin::kNotSupported;
   count(standin::kCopies);
   count(standin::kCopies2d);
-  const standin::Rows rows{static_cast<unsigned char*>(dst), dst_pitch, static_cast<const unsigned char*>(src),
-                           src_pitch, width, height};
+  const standin::Rows rows{
+      static_cast<unsigned char*>(dst), dst_pitch, static_cast<const unsigned char*>(src), src_pitch, width, height};
   standin::resolve(stream).post([rows] { standin::copy_rows(rows); });
   return kOk;
 }

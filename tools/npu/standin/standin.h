@@ -22,25 +22,25 @@
 namespace standin {
 
 inline constexpr aclError kOk = 0;
-inline constexpr aclError kInvalid = 100000;         // ACL_ERROR_INVALID_PARAM
-inline constexpr aclError kNotSupported = 207000;    // ACL_ERROR_RT_FEATURE_NOT_SUPPORT
-inline constexpr aclError kOutOfMemory = 207001;     // ACL_ERROR_RT_MEMORY_ALLOCATION
-inline constexpr unsigned char kFreshByte = 0xA5;    // never written
-inline constexpr unsigned char kFreedByte = 0xDE;    // given back
+inline constexpr aclError kInvalid = 100000;       // ACL_ERROR_INVALID_PARAM
+inline constexpr aclError kNotSupported = 207000;  // ACL_ERROR_RT_FEATURE_NOT_SUPPORT
+inline constexpr aclError kOutOfMemory = 207001;   // ACL_ERROR_RT_MEMORY_ALLOCATION
+inline constexpr unsigned char kFreshByte = 0xA5;  // never written
+inline constexpr unsigned char kFreedByte = 0xDE;  // given back
 inline constexpr std::size_t kDeviceBytes = std::size_t{8} << 30;
 
 // Indexes are the ABI of pd_acl_counter(); append only.
 enum Counter : int {
-  kHostSyncs,       // calls that make the host wait: synchronize*, synchronous copies and sets
-  kCopies,          // asynchronous copies posted
-  kCopies2d,        // of them two-dimensional
-  kLaunches,        // kernels launched
-  kEventRecords,    // events recorded
-  kEventWaits,      // streams made to wait for an event
-  kUseAfterFree,    // copies that touched device memory that was given back
-  kOutOfBounds,     // copies that began in device memory and ran over its end
-  kUnimplemented,   // calls of functions that the stand-in lacks
-  kTasksPosted,     // to any stream
+  kHostSyncs,      // calls that make the host wait: synchronize*, synchronous copies and sets
+  kCopies,         // asynchronous copies posted
+  kCopies2d,       // of them two-dimensional
+  kLaunches,       // kernels launched
+  kEventRecords,   // events recorded
+  kEventWaits,     // streams made to wait for an event
+  kUseAfterFree,   // copies that touched device memory that was given back
+  kOutOfBounds,    // copies that began in device memory and ran over its end
+  kUnimplemented,  // calls of functions that the stand-in lacks
+  kTasksPosted,    // to any stream
   kTasksDone,
   kNumCounters,
 };
