@@ -198,6 +198,20 @@ TEST(a_flipped_bit_changes_its_pairs_checksum_only) {
   for (std::size_t i = 0; i < before.size(); ++i) CHECK((before[i] == after[i]) == (i != 2));
 }
 
+TEST(a_destination_that_differs_from_its_source_has_another_checksum) {
+  std::mt19937 random(18);
+  Scene scene(random, 1000, 8);
+  pd::CopyPlan plan(pd::Checksums::kPerPair);
+  scene.add_to(plan);
+  std::vector<std::uint32_t> source(plan.num_pairs()), destination(plan.num_pairs());
+  pd::CopyOptions options;
+  options.checksums = source;
+  CHECK(pd::execute(plan, options) == pd::CopyState::kDone);
+  scene.dst[2][64 + static_cast<std::size_t>(scene.to[1]) * 1000] ^= 0x01;
+  pd::checksum(plan, pd::Side::kDestination, destination);
+  for (std::size_t i = 0; i < source.size(); ++i) CHECK((source[i] == destination[i]) == (i != 1));
+}
+
 TEST(places_for_checksums_must_fit_the_plan) {
   std::mt19937 random(16);
   const Scene scene(random, 64, 4);

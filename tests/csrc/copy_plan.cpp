@@ -122,6 +122,8 @@ TEST(tensors_that_follow_on_one_side_only_stay_apart) {
   Group group;
   group.dst = pd::staging_tensors(1 << 30, 4, 8, kBlock);
   CHECK_EQUAL(group.plan(range(0, 8), range(0, 8)).num_pieces(), 4u);
+  std::swap(group.src, group.dst);
+  CHECK_EQUAL(group.plan(range(0, 8), range(0, 8)).num_pieces(), 4u);
 }
 
 TEST(layers_inside_a_block_are_one_piece_per_block) {  // all layers of a block lie together
