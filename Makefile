@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork native native-test tidy clean
+.PHONY: help setup serve test check build fork native native-test npu-test tidy clean
 
 PY = .venv/bin/python
 
@@ -13,6 +13,7 @@ help:
 	@echo "make native   the C++ libraries of csrc_npu into vllm_ascend_pd/native/"
 	@echo "make tidy     clang-tidy over csrc_npu and tests/csrc (minutes; what was clean is not looked at again)"
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
+	@echo "make npu-test the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
@@ -28,6 +29,11 @@ check: setup
 
 test: check native-test
 	@$(PY) -m pytest
+	@$(MAKE) npu-test
+
+npu-test: setup
+	@$(PY) -m tools.npu_triton test
+	@$(PY) -m tools.npu test
 
 native: setup
 	@$(PY) -m tools.native build

@@ -76,6 +76,9 @@ def test_a_straight_transfer_is_one_call_per_group_and_run_of_layers(zygote: Zyg
         assert took["calls"] == 1
         assert took["pieces"] % 3 == 0
         assert took["pieces"] <= 3 * 9
+        wire = link_of(pair)["wire"]
+        assert (wire["calls"], wire["num_bytes"]) == (1, took["bytes"])
+        assert wire["pieces"] <= took["pieces"], "descriptors of the request; the plane may merge more"
         assert (took["staged"], link_of(pair)["transfer"]["model"]) == (0, "this side does not stage")
     finally:
         pair.close()

@@ -89,3 +89,11 @@ def link_transport(datadist: DataDist, cluster_id: int) -> str:
     if isinstance(datadist, LLMDataDist):
         return datadist.link_transport(cluster_id)
     return "cann"
+
+
+def link_counts(datadist: DataDist, cluster_id: int) -> dict[str, int]:
+    """What that link's transfers took so far, for /pd/status; empty for CANN's.
+
+    Raises LLMException(LLM_NOT_YET_LINK) from the host implementation.
+    """
+    return datadist.link_counts(cluster_id) if isinstance(datadist, LLMDataDist) else {}

@@ -141,19 +141,10 @@ class WorkerHalf:
     def _describe_link(self, cluster_id: int, ways: WayChooser) -> dict[str, Any]:
         try:
             transport = datadist.link_transport(self._datadist, cluster_id)
+            counts = datadist.link_counts(self._datadist, cluster_id)
         except Exception:  # spoilt or dropped meanwhile: the next pull makes it anew
-            transport = "none"
-        return {"transport": transport, "transfer": ways.describe(cluster_id)}
-
-    def take_problems(self) -> dict[int, list[str]]:
-        """Sentences for /health by this rank, when they have changed since the last call."""
-        names = self._pulls.find_problems() if self._pulls is not None else []
-        names += self._stage_server.problems() if self._stage_server is not None else []
-        found = [f"{name} of worker rank {self._rank}" for name in names]
-        if found == self._told_problems:
-            return {}
-        self._told_problems = found
-        return {self._rank: found}
+            return {"transport": "none", "transfer": ways.describe(cluster_id)}
+        return {"transport": transport, "transfer": ways.describe(cluster_id), "wire": counts}
 
     def close(self) -> None:
         """Stop pulling, unlink, release."""

@@ -81,6 +81,11 @@ class WayChooser:
             link.num_straight += not stages
             return link.client if stages else None
 
+    def note_end(self) -> None:
+        """A transfer has ended: the link's own counts have changed."""
+        with self._lock:
+            self.version += 1
+
     def forget(self, cluster_id: int) -> None:
         """The link is gone."""
         with self._lock:

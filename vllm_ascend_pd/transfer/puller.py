@@ -114,6 +114,7 @@ class PullWorkers:
             except Exception as error:  # a rank that does not answer would hold the request's blocks for ever
                 logger.exception("request_id=%s: the pull failed unexpectedly", task.request_id)
                 result = _failed(self._context.rank, task, f"{type(error).__name__}: {error}")
+            self._context.ways.note_end()
             self._answers.put(result)
 
     def _drop(self, task: DropPeer) -> None:

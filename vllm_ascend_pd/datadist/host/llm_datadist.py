@@ -111,6 +111,10 @@ class LLMDataDist:
         """Host implementation only: `mapped` or `tcp`. Raises LLMException(LLM_NOT_YET_LINK)."""
         return self._running().get_link(remote_cluster_id).transport
 
+    def link_counts(self, remote_cluster_id: int) -> dict[str, int]:
+        """Host implementation only: calls, descriptors, bytes, nanoseconds. Raises LLMException(LLM_NOT_YET_LINK)."""
+        return self._running().get_link(remote_cluster_id).stats._asdict()
+
     def link_clusters(
         self, clusters: Sequence[LLMClusterInfo], timeout: int = 3000
     ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
