@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -111,8 +112,12 @@ def test_a_tcp_pull_is_one_request_per_connection(make_small):
     assert client.link(server) is OK
     for _ in range(3):
         client.manager.pull_blocks(BlocksCacheKey(2), client.cache, [0, 1], [0, 1], tensor_num_per_layer=1)
-    assert server.engine.plane.stats().requests == 3  # small: over one of the two
-    assert server.engine.plane.stats().num_bytes == 3 * 2048
+    deadline = time.monotonic() + 10
+    while server.engine.plane.stats().num_bytes < 3 * 2048:  # counted after the last byte has left
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    stats = server.engine.plane.stats()
+    assert (stats.requests, stats.num_bytes) == (3, 3 * 2048)  # small: over one of the two
 
 
 def test_two_hundred_links_of_one_process_work(make_small):
