@@ -146,6 +146,16 @@ class WorkerHalf:
             return {"transport": "none", "transfer": ways.describe(cluster_id)}
         return {"transport": transport, "transfer": ways.describe(cluster_id), "wire": counts}
 
+    def take_problems(self) -> dict[int, list[str]]:
+        """Sentences for /health by this rank, when they have changed since the last call."""
+        names = self._pulls.find_problems() if self._pulls is not None else []
+        names += self._stage_server.problems() if self._stage_server is not None else []
+        found = [f"{name} of worker rank {self._rank}" for name in names]
+        if found == self._told_problems:
+            return {}
+        self._told_problems = found
+        return {self._rank: found}
+
     def close(self) -> None:
         """Stop pulling, unlink, release."""
         if self._pulls is not None:
