@@ -24,7 +24,8 @@ from rich.text import Text
 from tools.cache import CacheError
 from tools.demo_model import NAME, ensure_demo_model
 from vllm_ascend_pd.errors import PDError
-from vllm_ascend_pd.up.cli import START_TIMEOUT_S, sigterm_as_interrupt
+from vllm_ascend_pd.signals import sigterm_as_interrupt
+from vllm_ascend_pd.up.cli import START_TIMEOUT_S
 from vllm_ascend_pd.up.machine import prepare_machine
 from vllm_ascend_pd.up.plan import Deployment, Instance, Role, UpOptions, plan_deployment
 from vllm_ascend_pd.up.report import StartProgress, print_endpoints

@@ -6,19 +6,13 @@ from __future__ import annotations
 import pytest
 
 from tests.contract.implementation import DIRECT, NAME, LLMDataDist, LLMRole
-from tests.unit.datadist.datadist_peer import Node, Peer
+from tests.unit.datadist.conftest import _no_spare_peers_stay, make_node, make_peer  # noqa: F401
 
 
 @pytest.fixture(params=[NAME], autouse=True)
 def implementation(request):
     """Which one is under test; shows in every test id."""
     return request.param
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _no_spare_peers_stay():
-    yield
-    Peer.kill_spares()
 
 
 @pytest.fixture
@@ -34,25 +28,3 @@ def manager(engine):
     """The cache manager of an engine in direct mode without pools, links or a listener."""
     engine.init(DIRECT)
     return engine.cache_manager
-
-
-@pytest.fixture
-def make_node():
-    """Node(...) in this process, finalised at the end; at most one at a time."""
-    yield lambda **cluster: Node(**{"cluster_id": 1, "listen": False, **cluster})
-    if LLMDataDist.llm_engine_instance is not None:
-        LLMDataDist.llm_engine_instance.finalize()
-
-
-@pytest.fixture
-def make_peer():
-    """Peer(...) in a process of its own, killed at the end."""
-    peers: list[Peer] = []
-
-    def make(**cluster):
-        peers.append(Peer(**{"cluster_id": 2, **cluster}))
-        return peers[-1]
-
-    yield make
-    for peer in peers:
-        peer.kill()

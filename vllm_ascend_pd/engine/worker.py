@@ -10,7 +10,9 @@ from __future__ import annotations
 import logging
 import secrets
 import socket
+import threading
 import time
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -56,7 +58,8 @@ class WorkerHalf:
         self._links: LinkTable | None = None
         self._ways: WayChooser | None = None
         self._stage_server: StageServer | None = None
-        self._told_version = 0
+        self._link_lock = threading.Lock()
+        self._link_news: deque[list[dict[str, Any]]] = deque(maxlen=1)
         self._posted_s: dict[str, float] = {}  # request id -> what posting its pull took of the step
         self._told_problems: list[str] = []
         self.address: RankAddress | None = None
@@ -132,11 +135,18 @@ class WorkerHalf:
 
     def take_links(self) -> dict[int, list[dict[str, Any]]]:
         """This rank's links, by its rank, when anything about them has changed since the last call."""
-        links, ways = self._links, self._ways
-        if links is None or ways is None or ways.version == self._told_version:
+        try:
+            return {self._rank: self._link_news.pop()}
+        except IndexError:
             return {}
-        self._told_version = ways.version
-        return {self._rank: [{"cluster_id": i, **self._describe_link(i, ways)} for i in links.cluster_ids]}
+
+    def _note_links(self) -> None:
+        """Pull threads: describing every link takes a step too long."""
+        links, ways = self._links, self._ways
+        assert links is not None
+        assert ways is not None
+        with self._link_lock:  # the last one to look is the last one to tell
+            self._link_news.append([{"cluster_id": i, **self._describe_link(i, ways)} for i in links.cluster_ids])
 
     def _describe_link(self, cluster_id: int, ways: WayChooser) -> dict[str, Any]:
         try:
@@ -212,6 +222,7 @@ class WorkerHalf:
             links=self._links,
             ways=self._ways,
             clients=clients,
+            links_changed=self._note_links,
         )
 
 

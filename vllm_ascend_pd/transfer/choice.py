@@ -43,7 +43,6 @@ class WayChooser:
         self._exceptions = exceptions
         self._lock = threading.Lock()
         self._links: dict[int, _Link] = {}
-        self.version = 0  # raised by every change; compare it to find out cheaply whether there was one
 
     def prepare(self, peer: RankAddress) -> None:
         """A link to this rank has just been made: measure it where the choice is ours. Never raises."""
@@ -61,7 +60,6 @@ class WayChooser:
             link.why = f"--pd-transfer {self.mode}"
         with self._lock:
             self._links[peer.cluster_id] = link
-            self.version += 1
 
     def choose(self, cluster_id: int, num_bytes: int, num_pieces: int) -> ControlClient | None:
         """The staging client to use for one transfer, or None: straight.
@@ -76,21 +74,14 @@ class WayChooser:
             stages = link.client is not None and (
                 self.mode == "staged" or (link.model is not None and link.model.prefers_staged(num_bytes, num_pieces))
             )
-            self.version += 1
             link.num_staged += stages
             link.num_straight += not stages
             return link.client if stages else None
-
-    def note_end(self) -> None:
-        """A transfer has ended: the link's own counts have changed."""
-        with self._lock:
-            self.version += 1
 
     def forget(self, cluster_id: int) -> None:
         """The link is gone."""
         with self._lock:
             self._links.pop(cluster_id, None)
-            self.version += 1
 
     def describe(self, cluster_id: int) -> dict[str, Any]:
         """For /pd/status."""

@@ -11,7 +11,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_ascend_pd.control.client import ControlClient
@@ -44,6 +44,7 @@ class PullContext:
     links: LinkTable
     ways: WayChooser
     clients: ClientTable
+    links_changed: Callable[[], None] = lambda: None  # called by the pull threads; never raises
 
 
 class PullWorkers:
@@ -114,12 +115,13 @@ class PullWorkers:
             except Exception as error:  # a rank that does not answer would hold the request's blocks for ever
                 logger.exception("request_id=%s: the pull failed unexpectedly", task.request_id)
                 result = _failed(self._context.rank, task, f"{type(error).__name__}: {error}")
-            self._context.ways.note_end()
+            self._context.links_changed()
             self._answers.put(result)
 
     def _drop(self, task: DropPeer) -> None:
         try:
             self._context.links.drop(task.cluster_ids)
+            self._context.links_changed()
         except Exception:  # the thread has other pulls to do
             logger.exception("links of a prefill engine that has ended were not dropped")
 

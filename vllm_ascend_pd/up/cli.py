@@ -9,16 +9,14 @@ was written.
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
 from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.signals import sigterm_as_interrupt
 from vllm_ascend_pd.up.machine import prepare_machine
 from vllm_ascend_pd.up.plan import UpOptions, plan_deployment
 from vllm_ascend_pd.up.report import StartProgress, print_endpoints
@@ -129,17 +127,3 @@ def run_up(parsed: argparse.Namespace, serve_args: tuple[str, ...]) -> int:
         finally:
             progress.close()
     return 0
-
-
-@contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the block like Ctrl-C does."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
