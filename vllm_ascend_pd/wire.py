@@ -40,6 +40,20 @@ class Handoff(msgspec.Struct, frozen=True, kw_only=True):
     signature: str = ""  # hex HMAC-SHA256 over all other fields
 
 
+class DeviceAddress(msgspec.Struct, frozen=True, kw_only=True):
+    """Which NPU a rank runs on, in the terms of a rank table. Read from the system, never typed by anyone.
+
+    The super node's fields are empty on A2.
+    """
+
+    server_id: str  # unique per host; the same for all devices of one host
+    logical_id: int  # as the process sees it (after ASCEND_RT_VISIBLE_DEVICES and the container's mapping)
+    physical_id: int  # as the driver counts: what a rank table needs
+    device_ip: str  # of the NPU's own network port (A3 over HCCS: its virtual one)
+    super_device_id: str = ""  # SDID
+    super_pod_id: str = ""
+
+
 class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Where one worker rank of a prefill instance serves its registered caches."""
 
@@ -48,6 +62,7 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     stage_port: int = 0  # where this rank's worker answers StageExtract; 0: it has no staging buffer
+    device: DeviceAddress | None = None  # None on CPU
 
 
 # ------------------------------------------------------------------ peer plane: decode -> prefill

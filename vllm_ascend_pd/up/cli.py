@@ -9,6 +9,7 @@ was written.
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,6 +23,13 @@ from vllm_ascend_pd.up.plan import UpOptions, plan_deployment
 from vllm_ascend_pd.up.report import StartProgress, print_endpoints
 from vllm_ascend_pd.up.status import show_status
 from vllm_ascend_pd.up.supervise import Supervisor
+
+# Verbs with a parser of their own: module with `main(arguments) -> int`, line of help.
+_OWN_PARSERS = {
+    "bench": ("vllm_ascend_pd.bench.cli", "measure how KV moves: `bench transfer`, `bench stages`"),
+    "doctor": ("vllm_ascend_pd.doctor.cli", "check this host, and the way to a peer; say what to do"),
+    "ranktable": ("vllm_ascend_pd.ascend.ranktable.cli", "rank tables of Ascend hosts: generate, check, show"),
+}
 
 START_TIMEOUT_S = 900.0  # a large model on a slow disk; `--start-timeout`
 
@@ -65,7 +73,8 @@ def build_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show links, leases, transfers and totals of one instance")
     status.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
     status.add_argument("--json", action="store_true", help="print /pd/status as it came")
-    verbs.add_parser("bench", help="measure how KV moves: `bench transfer`, `bench stages`", add_help=False)
+    for verb, (_, text) in _OWN_PARSERS.items():
+        verbs.add_parser(verb, help=text, add_help=False)
     return parser
 
 
@@ -86,10 +95,10 @@ def split_serve_args(arguments: Sequence[str]) -> tuple[list[str], tuple[str, ..
 
 def main(arguments: Sequence[str]) -> int:
     """Run one verb; the exit code is 0 after Ctrl-C, 1 for a failure, 2 for a wrong command line."""
-    if list(arguments[:1]) == ["bench"]:
-        from vllm_ascend_pd.bench.cli import main as run_bench  # has a parser of its own
-
-        return run_bench(arguments[1:])
+    if arguments and arguments[0] in _OWN_PARSERS:
+        module = importlib.import_module(_OWN_PARSERS[arguments[0]][0])  # imported only where it is asked for
+        code: int = module.main(arguments[1:])
+        return code
     ours, serve_args = split_serve_args(arguments)
     parser = build_parser()
     parsed = parser.parse_args(ours)
