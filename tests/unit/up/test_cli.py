@@ -65,7 +65,7 @@ def test_the_options_of_up_reach_the_plan(monkeypatch):
     assert serve_args == ("--dtype", "float32")
 
 
-@pytest.mark.parametrize("words", [[], ["up"], ["up", "m", "--prefil"], ["up", "m", "x"], ["status"], ["doctor"]])
+@pytest.mark.parametrize("words", [[], ["up"], ["up", "m", "--prefil"], ["up", "m", "x"], ["status"], ["drain"]])
 def test_a_wrong_command_line_exits_with_two(words, capsys):
     with pytest.raises(SystemExit) as stop:
         main(words)
@@ -127,4 +127,4 @@ def test_an_instance_that_does_not_answer_is_named_with_what_to_check(url, capsy
 def test_only_the_verbs_that_work_are_offered(capsys):
     with pytest.raises(SystemExit):
         main(["drain"])
-    assert "(choose from up, status, bench)" in capsys.readouterr().err.replace("'", "")
+    assert "(choose from up, status, bench, doctor, ranktable)" in capsys.readouterr().err.replace("'", "")
