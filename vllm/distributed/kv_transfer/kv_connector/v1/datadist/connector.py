@@ -8,10 +8,8 @@ last rank, and a failure is reported per request on both releases.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
@@ -30,7 +28,6 @@ from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
 from vllm_ascend_pd.engine.worker import WorkerHalf
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.logs import follow_vllm_logging
-from vllm_ascend_pd.wire import RankAddress
 
 if TYPE_CHECKING:
     import torch
@@ -94,9 +91,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> DataDistRankAddress | None:
         address = self.worker.address
-        if address is None:
-            return None
-        return DataDistRankAddress(**msgspec.structs.asdict(address))
+        return None if address is None else DataDistRankAddress(address)
 
     # ---------------------------------------------------------------- scheduler side
 
@@ -104,8 +99,8 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         self.half.bind_pool(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        ranks = sorted(metadata.values(), key=lambda m: m.tp_rank)
-        self.half.set_ranks(tuple(RankAddress(**dataclasses.asdict(rank)) for rank in ranks))
+        addresses = (told.address for told in metadata.values())
+        self.half.set_ranks(tuple(sorted(addresses, key=lambda address: address.tp_rank)))
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))

@@ -14,6 +14,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from vllm_ascend_pd.transfer.loads import RankResult
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
+from vllm_ascend_pd.wire import RankAddress
 
 
 @dataclass
@@ -44,8 +45,4 @@ class DataDistWorkerMeta(KVConnectorWorkerMetadata):
 class DataDistRankAddress(KVConnectorHandshakeMetadata):
     """Where a prefill rank serves its caches."""
 
-    tp_rank: int
-    cluster_id: int
-    host: str
-    port: int
-    stage_port: int = 0
+    address: RankAddress
