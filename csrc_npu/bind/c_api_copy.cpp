@@ -154,15 +154,19 @@ int pd_copy_blocks(const pd_block_pairs* pairs, int stores, int64_t timeout_ms) 
   });
 }
 
-int pd_copy_group(const pd_block_pairs* group, uint64_t num_blocks, const int64_t* src_blocks,
-                  const int64_t* dst_blocks, int stores, int64_t timeout_ms) {
+int pd_copy_groups(const pd_block_pairs* const* groups, uint64_t num_groups, uint64_t num_blocks,
+                   const int64_t* src_blocks, const int64_t* dst_blocks, int stores, int64_t timeout_ms) {
   return guarded([&] {
+    pd::require(num_groups == 0 || groups != nullptr, "groups without an array");
     const pd::CopyOptions options = to_options(stores, timeout_ms);
-    std::vector<pd::BlockSlice> slices;
-    pd::BlockPairs pairs = read_group(group, slices);
-    set_blocks(pairs, num_blocks, src_blocks, dst_blocks);
     pd::CopyPlan plan;
-    plan.add(pairs);
+    std::vector<pd::BlockSlice> slices;
+    for (uint64_t i = 0; i < num_groups; ++i) {
+      slices.clear();
+      pd::BlockPairs pairs = read_group(groups[i], slices);
+      set_blocks(pairs, num_blocks, src_blocks, dst_blocks);
+      plan.add(pairs);
+    }
     return static_cast<int>(pd::execute(plan, options));
   });
 }

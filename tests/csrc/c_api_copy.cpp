@@ -71,8 +71,22 @@ TEST(one_call_plans_and_copies) {
   Scene other;
   other.pairs.num_blocks = 0;
   other.pairs.src_blocks = other.pairs.dst_blocks = nullptr;
-  CHECK_EQUAL(pd_copy_group(&other.pairs, 2, other.from, other.to, 1, -1), 1);
+  const pd_block_pairs* one[] = {&other.pairs};
+  CHECK_EQUAL(pd_copy_groups(one, 1, 2, other.from, other.to, 1, -1), 1);
   CHECK(other.is_copied());
+}
+
+TEST(several_groups_are_copied_in_one_call) {
+  Scene first, second;
+  const pd_block_pairs* both[] = {&first.pairs, &second.pairs};
+  CHECK_EQUAL(pd_copy_groups(both, 2, 2, first.from, first.to, 1, -1), 1);
+  CHECK(first.is_copied());
+  CHECK(second.is_copied());
+  CHECK_EQUAL(pd_copy_groups(nullptr, 1, 2, first.from, first.to, 1, -1), PD_ERROR_INVALID);
+  CHECK(says("groups without an array"));
+  const pd_block_pairs* none[] = {nullptr};
+  CHECK_EQUAL(pd_copy_groups(none, 1, 2, first.from, first.to, 1, -1), PD_ERROR_INVALID);
+  CHECK(says("no block pairs"));
 }
 
 TEST(a_deadline_in_the_past_copies_nothing_and_a_distant_one_is_none) {

@@ -45,6 +45,9 @@ class CopyState(enum.IntEnum):
     DEADLINE = 3
 
 
+_STATES: Final = tuple(CopyState)  # by value
+
+
 class BlockSlice(tuple[int, int, int, int, int, int]):
     """What of a block is moved: `num_bytes` at an offset, repeated `count` times at fixed distances (tokens, heads)."""
 
@@ -98,7 +101,7 @@ class _Functions:
         self.plan_num_pairs = declare("pd_plan_num_pairs", _UINT64, [handle])
         self.execute = declare("pd_execute", integer, copy)
         self.checksum = declare("pd_checksum", integer, [handle, integer, words, _UINT64])
-        self.copy_group = declare("pd_copy_group", integer, [words, _UINT64, words, words, integer, _INT64])
+        self.copy_groups = declare("pd_copy_groups", integer, [words, _UINT64, _UINT64, words, words, integer, _INT64])
         self.pool_create = declare("pd_pool_create", handle, [ctypes.c_uint32, words, _UINT64])
         self.pool_free = declare("pd_pool_free", None, [handle])
         self.submit = declare("pd_submit", handle, [handle, *copy])
@@ -157,7 +160,7 @@ class CopyGroup:
             raise ValueError(f"{num_tensors} source tensors and {num_dst} destination tensors")
         chosen = [BlockSlice(0, 0, block_bytes)] if slices is None else slices
         words = array("q", [word for part in chosen for word in part])
-        self._alive = (src, dst, words)
+        self.memory = (src, dst, words)
         self.num_tensors = num_tensors
         self.pairs = _Pairs(
             num_tensors=num_tensors,
@@ -168,7 +171,7 @@ class CopyGroup:
             num_slices=len(words) // _SLICE_WORDS,
             slices=words.buffer_info()[0],
         )
-        self._address = ctypes.addressof(self.pairs)
+        self._single = CopyGroups([self])
 
     def copy(
         self,
@@ -178,7 +181,28 @@ class CopyGroup:
         stores: Stores = Stores.AUTO,
         deadline: float | None = None,
     ) -> CopyState:
-        """Plan and copy in one call of the library: the fast path for a request of one group. DONE or DEADLINE.
+        """`CopyGroups.copy` of this group alone."""
+        return self._single.copy(src_blocks, dst_blocks, stores=stores, deadline=deadline)
+
+
+class CopyGroups:
+    """Groups whose blocks go together, such as an MLA layer's latent and rope parts: one call for all of them."""
+
+    def __init__(self, groups: Sequence[CopyGroup]) -> None:
+        self._alive = [(group.pairs, group.memory) for group in groups]  # not the groups: one of them holds this
+        self._table = array("Q", (ctypes.addressof(pairs) for pairs, _ in self._alive))
+        self._address = self._table.buffer_info()[0]
+        self._copy = _functions().copy_groups
+
+    def copy(
+        self,
+        src_blocks: BlockIds,
+        dst_blocks: BlockIds,
+        *,
+        stores: Stores = Stores.AUTO,
+        deadline: float | None = None,
+    ) -> CopyState:
+        """Plan and copy in one call of the library: the fast path for a request. DONE or DEADLINE.
 
         Raises ValueError for arguments that do not fit together.
         """
@@ -187,8 +211,8 @@ class CopyGroup:
         if num_blocks != num_dst:
             raise ValueError(f"{num_blocks} source blocks and {num_dst} destination blocks")
         timeout_ms = _NO_DEADLINE if deadline is None else _to_timeout_ms(deadline)
-        code = _functions().copy_group(self._address, num_blocks, src_address, dst_address, stores, timeout_ms)
-        return CopyState(code if code >= 0 else library.check(code))
+        code = self._copy(self._address, len(self._table), num_blocks, src_address, dst_address, stores, timeout_ms)
+        return _STATES[code] if code >= 0 else CopyState(library.check(code))
 
 
 class CopyPlan:

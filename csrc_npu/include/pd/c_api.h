@@ -69,9 +69,10 @@ PD_API int pd_checksum(const pd_plan* plan, int side, uint32_t* checksums, uint6
 // Plan and execution of one group in one call: what extract, inject and straight copies of a request need.
 PD_API int pd_copy_blocks(const pd_block_pairs* pairs, int stores, int64_t timeout_ms);
 
-// The same with the blocks apart from what a group always has (the block fields of `group` are not read).
-PD_API int pd_copy_group(const pd_block_pairs* group, uint64_t num_blocks, const int64_t* src_blocks,
-                         const int64_t* dst_blocks, int stores, int64_t timeout_ms);
+// The same blocks of several groups (an MLA layer's latent and rope parts) in one call, apart from what a group always
+// has: the block fields of `groups` are not read.
+PD_API int pd_copy_groups(const pd_block_pairs* const* groups, uint64_t num_groups, uint64_t num_blocks,
+                          const int64_t* src_blocks, const int64_t* dst_blocks, int stores, int64_t timeout_ms);
 
 PD_API pd_pool* pd_pool_create(uint32_t num_threads, const int32_t* cpus, uint64_t num_cpus);
 PD_API void pd_pool_free(pd_pool* pool);  // cancels what is queued, waits for what runs

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from tests.unit.native.layouts import Case, Memory, add_case, cases, copy_naivel
 from vllm_ascend_pd.native.copying import (
     BlockSlice,
     CopyGroup,
+    CopyGroups,
     CopyPlan,
     CopyState,
     Stores,
@@ -125,6 +127,23 @@ def test_strided_and_narrow_ids_are_not_misread():
     group.copy(np.array([5, 99, 2, 99])[::2], np.array([1, 7], np.int32))
     np.testing.assert_array_equal(dst[0][BLOCK : 2 * BLOCK], src[0][5 * BLOCK : 6 * BLOCK])
     np.testing.assert_array_equal(dst[0][7 * BLOCK : 8 * BLOCK], src[0][2 * BLOCK : 3 * BLOCK])
+
+
+def test_groups_of_unlike_sizes_are_copied_together():
+    src, src_addresses = _tensors(4)
+    dst, dst_addresses = _tensors(4)
+    half = BLOCK // 2
+    wide = CopyGroup(src_addresses[:2], dst_addresses[:2], BLOCK)
+    both = CopyGroups([wide, CopyGroup(src_addresses[2:], dst_addresses[2:], half)])
+    del wide
+    gc.collect()  # the addresses belong to what was copied into the groups
+    assert both.copy([5, 2], [1, 7]) is CopyState.DONE
+    for index, size in enumerate([BLOCK, BLOCK, half, half]):
+        for one, other in ((5, 1), (2, 7)):
+            moved = dst[index][other * size : (other + 1) * size]
+            np.testing.assert_array_equal(moved, src[index][one * size : (one + 1) * size])
+    with pytest.raises(ValueError, match="1 source blocks and 2"):
+        both.copy([1], [1, 2])
 
 
 def test_extract_and_inject_are_inverse():

@@ -12,10 +12,17 @@ from collections.abc import Sequence
 
 from vllm_ascend_pd.bench.stages.memory import Blocks, Cut
 from vllm_ascend_pd.bench.stages.methods import EXTRACT, INJECT, PULL, Clock, Method, Puller, RatioMethod
-from vllm_ascend_pd.native.copying import CopyGroup, CopyPlan
+from vllm_ascend_pd.native.copying import CopyGroup, CopyGroups, CopyPlan
 from vllm_ascend_pd.native.pool import CopyPool
 
 INLINE = "inline"
+
+
+class Groups:
+    """The groups of one direction: one by one for a plan, together for a call."""
+
+    def __init__(self, groups: Sequence[CopyGroup]) -> None:
+        self.each, self.together = groups, CopyGroups(groups)
 
 
 class FusedCopies:
@@ -35,9 +42,9 @@ class FusedCopies:
         self._is_inline = variant == INLINE
         self._ordinals = array("q", range(cut.num_moved))
         pools = (cut.src, cut.num_blocks), (cut.dst, cut.num_blocks)
-        self._extract = make_groups(cut, pools[0], (cut.send, cut.num_moved))
-        self._inject = make_groups(cut, (cut.receive, cut.num_moved), pools[1])
-        self._straight = make_groups(cut, *pools)
+        self._extract = Groups(make_groups(cut, pools[0], (cut.send, cut.num_moved)))
+        self._inject = Groups(make_groups(cut, (cut.receive, cut.num_moved), pools[1]))
+        self._straight = Groups(make_groups(cut, *pools))
 
     def extract(self, blocks: Blocks) -> None:
         """Gather into the send buffer."""
@@ -51,13 +58,12 @@ class FusedCopies:
         """Paged to paged."""
         self._copy(self._straight, blocks.src, blocks.dst)
 
-    def _copy(self, groups: Sequence[CopyGroup], src: array[int], dst: array[int]) -> None:
+    def _copy(self, groups: Groups, src: array[int], dst: array[int]) -> None:
         if self._is_inline or self._pool is None:
-            for group in groups:
-                group.copy(src, dst)
+            groups.together.copy(src, dst)
             return
         plan = CopyPlan()
-        for group in groups:
+        for group in groups.each:
             plan.add_group(group, src, dst)
         self._pool.submit(plan).wait()
 
