@@ -62,6 +62,7 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     stage_port: int = 0  # where this rank's worker answers StageExtract; 0: it has no staging buffer
+    caches: str = ""  # fingerprint of the order in which this rank has registered its caches
     device: DeviceAddress | None = None  # None on CPU
 
 
@@ -137,6 +138,16 @@ class StageFree(msgspec.Struct, tag="stage_free", frozen=True, kw_only=True):
     extract_id: str
 
 
+# ------------------------------------------------------------------ peer plane: doctor -> doctor
+
+
+class DoctorAsk(msgspec.Struct, tag="doctor_ask", frozen=True, kw_only=True):
+    """From one `vllm pd doctor` to another; `body` is one of `doctor/peer/messages.py`. Engine cores refuse it."""
+
+    verb: str
+    body: dict[str, Any]
+
+
 # ------------------------------------------------------------------ local plane: API server -> own engine core
 
 
@@ -176,7 +187,7 @@ class ComputeLocally(msgspec.Struct, tag="compute_locally", frozen=True, kw_only
 
 
 LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally | CancelTransfer
-PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer | StageExtract | StageFree
+PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer | StageExtract | StageFree | DoctorAsk
 
 
 # ------------------------------------------------------------------ answers
@@ -226,6 +237,12 @@ class StageSlot(msgspec.Struct, tag="stage_slot", frozen=True, kw_only=True):
     num_bytes: int
 
 
+class DoctorReply(msgspec.Struct, tag="doctor_reply", frozen=True, kw_only=True):
+    """To DoctorAsk; what cannot be done is Refused."""
+
+    body: dict[str, Any]
+
+
 class StatusReply(msgspec.Struct, tag="status_reply", frozen=True, kw_only=True):
     """JSON-able status of one engine core."""
 
@@ -258,4 +275,15 @@ class LoadResult(msgspec.Struct, tag="load_result", frozen=True, kw_only=True):
     pull_ms: float = 0.0
 
 
-Answer = Ack | Refused | HelloReply | LeaseVerdict | StageSlot | StatusReply | HealthReply | ConnectResult | LoadResult
+Answer = (
+    Ack
+    | Refused
+    | HelloReply
+    | LeaseVerdict
+    | StageSlot
+    | DoctorReply
+    | StatusReply
+    | HealthReply
+    | ConnectResult
+    | LoadResult
+)
