@@ -1,22 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The data plane: the API of `llm_datadist`, over CANN's package or over our host implementation.
 
-Start with `load()`; `api.py` says what the connector uses.
+Start with `load()`; `api.py` says what the connector uses, `settings.py` how a rank starts it.
 """
 
 from __future__ import annotations
 
-from vllm_ascend_pd.datadist.api import DataDist, DataDistModule
+from vllm_ascend_pd.datadist.api import DataDist, DataDistModule, Way
 from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listening_port, load
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
+from vllm_ascend_pd.datadist.ports import pick_port
+from vllm_ascend_pd.datadist.settings import (
+    DataPlaneSettings,
+    bind_thread,
+    build_options,
+    choose_way,
+    link_reserve_bytes,
+    start,
+)
 
 __all__ = [
     "OPTION_SECRET",
     "OPTION_TRANSPORT",
     "DataDist",
     "DataDistModule",
+    "DataPlaneSettings",
+    "Way",
+    "bind_thread",
+    "build_options",
+    "choose_way",
     "link_counts",
+    "link_reserve_bytes",
     "link_transport",
     "listening_port",
     "load",
+    "pick_port",
+    "start",
 ]

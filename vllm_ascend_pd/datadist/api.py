@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Protocol
 
 from vllm_ascend_pd.datadist.config import LLMConfig
@@ -21,7 +22,17 @@ from vllm_ascend_pd.datadist.types import (
     LLMClusterInfo,
     LLMRole,
     Placement,
+    RegisterMemStatus,
 )
+
+
+class Way(str, Enum):
+    """How two processes are linked. Both sides must go the same way: the handshake compares it."""
+
+    HOST = "host"  # our own implementation, by address
+    HIXL = "hixl"  # CANN's engine of that name, by address
+    COMM_RES = "comm_res"  # CANN's communication domain, by address; the package finds the devices itself
+    TWO_SIDED = "two_sided"  # CANN's communication domain by rank table; both sides call at the same time
 
 
 class CacheManagerLike(Protocol):
@@ -77,6 +88,15 @@ class DataDist(Protocol):
     ) -> tuple[LLMStatusCode, list[LLMStatusCode]]:
         """End links."""
 
+    def link(self, comm_name: str, cluster_rank_info: dict[int, int], rank_table: str) -> int:
+        """Begin a two-sided link; its id. Both sides call it at the same time."""
+
+    def unlink(self, comm_id: int) -> None:
+        """End a two-sided link, or its preparation."""
+
+    def query_register_mem_status(self, comm_id: int) -> RegisterMemStatus:
+        """How far a two-sided link is."""
+
 
 @dataclass(frozen=True)
 class DataDistModule:
@@ -93,3 +113,4 @@ class DataDistModule:
     LLMClusterInfo: type[LLMClusterInfo]
     LLMStatusCode: type[LLMStatusCode]
     LLMException: type[LLMException]
+    ways: tuple[Way, ...] = (Way.HOST,)  # how it can link, the best first

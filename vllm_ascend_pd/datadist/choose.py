@@ -7,11 +7,10 @@ CANN's package is chosen when it can be imported and a device is there; the conn
 from __future__ import annotations
 
 import glob
-import importlib
-import importlib.util
-from typing import Any, Final
+from typing import Final
 
 from vllm_ascend_pd.datadist.api import DataDist, DataDistModule
+from vllm_ascend_pd.datadist.client import is_installed, load_cann
 from vllm_ascend_pd.datadist.config import LLMConfig
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
@@ -25,18 +24,6 @@ from vllm_ascend_pd.datadist.types import (
 )
 
 _DEVICE_FILES: Final = "/dev/davinci[0-9]*"
-_NAMES: Final = (
-    "LLMDataDist",
-    "LLMConfig",
-    "LLMRole",
-    "CacheDesc",
-    "BlocksCacheKey",
-    "DataType",
-    "Placement",
-    "LLMClusterInfo",
-    "LLMStatusCode",
-    "LLMException",
-)
 
 
 def load(prefer: str = "auto") -> DataDistModule:
@@ -47,7 +34,7 @@ def load(prefer: str = "auto") -> DataDistModule:
     if prefer not in ("auto", "host", "cann"):
         raise ValueError(f"prefer must be auto, host or cann, not {prefer!r}")
     if prefer == "cann" or (prefer == "auto" and _has_cann()):
-        return _load_cann()
+        return load_cann()
     return DataDistModule(
         name="host",
         LLMDataDist=LLMDataDist,
@@ -64,15 +51,7 @@ def load(prefer: str = "auto") -> DataDistModule:
 
 
 def _has_cann() -> bool:
-    return importlib.util.find_spec("llm_datadist") is not None and bool(glob.glob(_DEVICE_FILES))
-
-
-def _load_cann() -> DataDistModule:
-    try:
-        module: Any = importlib.import_module("llm_datadist")
-    except ImportError as error:
-        raise ImportError(f"CANN's llm_datadist cannot be imported: {error}") from error
-    return DataDistModule(name="cann", **{name: getattr(module, name) for name in _NAMES})
+    return is_installed() and bool(glob.glob(_DEVICE_FILES))
 
 
 def listening_port(datadist: DataDist) -> int | None:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.unit.datadist.datadist_peer import SECRET, make_options
 from vllm_ascend_pd import datadist
-from vllm_ascend_pd.datadist import choose
+from vllm_ascend_pd.datadist import choose, client
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode, check_type, to_status
 from vllm_ascend_pd.datadist.types import LLMRole
@@ -51,7 +51,7 @@ def test_finalize_ends_all_threads(engine):
 
 def test_load_prefers_cann_only_with_a_device(monkeypatch):
     fake = types.ModuleType("llm_datadist")
-    for name in choose._NAMES:
+    for name in ("LLMDataDist", *client.NAMES):
         setattr(fake, name, f"cann {name}")
     fake.__spec__ = types.SimpleNamespace(name="llm_datadist")  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, "llm_datadist", fake)
