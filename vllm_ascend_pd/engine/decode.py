@@ -315,6 +315,7 @@ class DecodeHalf:
             peer.ranks,
             pulls,
             max(0.1, load.deadline - now),
+            self._config.epoch,
         )
 
     def _record(self, result: RankResult, load: Load | None, outcome: str | None) -> None:

@@ -217,7 +217,6 @@ class WorkerHalf:
         return PullContext(
             rank=self._rank,
             num_ranks=self._num_ranks,
-            reader=self._config.epoch,
             caches=caches,
             links=self._links,
             ways=self._ways,

@@ -39,7 +39,6 @@ class PullContext:
 
     rank: int
     num_ranks: int
-    reader: str  # this decode engine's epoch: what its leases are held by
     caches: Caches
     links: LinkTable
     ways: WayChooser
@@ -135,7 +134,7 @@ def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResu
     if context.clients.was_silent_since(task.control_host, task.control_port, submitted):
         return _failed(context.rank, task, "unreachable: its prefill engine did not answer another pull meanwhile")
     client = context.clients.get(task.control_host, task.control_port)
-    ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id, "reader": context.reader}
+    ident = {"lease_id": task.lease_id, "transfer_id": task.transfer_id, "reader": task.reader}
     try:
         if started > deadline:  # it stood in the queue for so long
             raise PullFailedError("deadline: it had passed before the pull began")

@@ -21,6 +21,7 @@ class PullTask:
     ranks: tuple[RankAddress, ...]  # of the prefill side; this rank reads from the one with its own tp_rank
     pulls: tuple[GroupPull, ...]
     deadline_s: float  # from now
+    reader: str  # the decode engine's epoch: what its leases are held by; the same for its ranks on other hosts
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,6 @@ class Rank:
             PullContext(
                 rank=0,
                 num_ranks=1,
-                reader="e0",
                 caches=Caches(build_layout(regions), [list(regions)], ["cache"], self.datadist, MODULE),
                 links=LinkTable(self.datadist, MODULE, "127.0.0.1", ways),
                 ways=ways,
@@ -145,6 +144,7 @@ def make_task(**values) -> PullTask:
         "ranks": (RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1),),
         "pulls": (GroupPull(0, (5, 6), (1, 2)),),
         "deadline_s": 30.0,
+        "reader": "e0",
         **values,
     }
     return PullTask("r", "t1", "lease1", "127.0.0.1", 9, **values)
