@@ -84,9 +84,10 @@ def read_system_flags(toolchain: Toolchain, machine: str, root: Path) -> list[st
     command = [str(toolchain.zig), "c++", "-target", get_triple(machine), "-c", str(probe), "-o", os.devnull]
     environment = {**toolchain.environment(build), "ZIG_VERBOSE_CC": "1", "ZIG_LOCAL_CACHE_DIR": str(build / "probe")}
     try:
-        done = subprocess.run(command, env=environment, text=True, capture_output=True, check=False)
+        done = subprocess.run(command, cwd=build, env=environment, text=True, capture_output=True, check=False)
     finally:
         probe.unlink()
+        probe.with_suffix(".o").unlink(missing_ok=True)  # zig puts it into the working directory all the same
     return parse_system_flags(done.stderr)
 
 

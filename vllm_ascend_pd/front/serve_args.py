@@ -49,9 +49,7 @@ def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> Non
             f"{role.name} {role.value} needs the Python API server, and VLLM_USE_RUST_FRONTEND="
             f"{environ['VLLM_USE_RUST_FRONTEND']} bypasses it: unset VLLM_USE_RUST_FRONTEND"
         )
-    for flag in ("grpc", "headless"):
-        if getattr(args, flag, False):
-            raise PDConfigError(f"{role.name} {role.value} needs the HTTP API server, and --{flag} runs without it")
+    _refuse_modes_without_http(args, given)
     if "secret-file" not in given and not getattr(args, "uds", None):
         if args.host is None:
             args.host = LOOPBACK
@@ -61,3 +59,21 @@ def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> Non
     config = build_config(given, args.pd_instance)
     if "secret-file" not in given and not is_loopback(config.listen_host):
         raise PDConfigError(f"--pd-listen {config.listen_host} is not a loopback address and there is no secret")
+
+
+def _refuse_modes_without_http(args: Any, given: Mapping[str, Any]) -> None:
+    role = given["role"]
+    node_rank = int(getattr(args, "node_rank", 0) or 0)
+    has_workers_only = bool(getattr(args, "headless", False)) and node_rank > 0
+    for flag in ("grpc", "headless"):
+        if getattr(args, flag, False) and not (flag == "headless" and has_workers_only):
+            raise PDConfigError(
+                f"{role.name} {role.value} needs the HTTP API server, and --{flag} runs without it"
+                + (" (only nodes of --node-rank 1 and up, which hold workers alone, do)" if flag == "headless" else "")
+            )
+    if has_workers_only and ("secret-file" not in given or not args.host or args.host == "0.0.0.0"):
+        missing = "--pd-secret-file, the same as on node 0" if "secret-file" not in given else "--host"
+        raise PDConfigError(
+            f"{role.name} {role.value} on --node-rank {node_rank} needs {missing}: other instances reach this node's "
+            "ranks at the address of --host"
+        )

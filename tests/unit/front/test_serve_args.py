@@ -125,6 +125,21 @@ def test_modes_without_our_endpoints_are_refused(flag: str) -> None:
         settle_serve_args(serve_args("--pd-role prefill", **{flag: True}), {})
 
 
+def test_a_node_with_workers_only_needs_what_makes_them_reachable(secret: Path) -> None:
+    words = f"--pd-role prefill --pd-secret-file {secret}"
+    node = {"headless": True, "node_rank": 1}
+    args = serve_args(words, host="10.0.0.3", **node)
+    settle_serve_args(args, {})
+    assert args.pd_instance["http_host"] == "10.0.0.3"
+    for host in (None, "0.0.0.0"):
+        with pytest.raises(PDConfigError, match="--node-rank 1 needs --host"):
+            settle_serve_args(serve_args(words, host=host, **node), {})
+    with pytest.raises(PDConfigError, match="--node-rank 1 needs --pd-secret-file"):
+        settle_serve_args(serve_args("--pd-role prefill", host="10.0.0.3", **node), {})
+    with pytest.raises(PDConfigError, match="--headless"):
+        settle_serve_args(serve_args(words, host="10.0.0.3", headless=True, node_rank=0), {})
+
+
 def test_the_runtime_directory_is_private() -> None:
     args = serve_args("--pd-role prefill")
     settle_serve_args(args, {})
