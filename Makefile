@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork native native-test npu-test tidy clean
+.PHONY: help setup serve test check build fork native native-test npu-test test-ascend-cpu tidy clean
 
 PY = .venv/bin/python
 
@@ -14,6 +14,7 @@ help:
 	@echo "make tidy     clang-tidy over csrc_npu and tests/csrc (minutes; what was clean is not looked at again)"
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
 	@echo "make npu-test the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
+	@echo "make test-ascend-cpu   the oracle suite on the Ascend lane's engine code (vLLM 0.23.0), in an environment of its own"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
@@ -34,6 +35,9 @@ test: check native-test
 npu-test: setup
 	@$(PY) -m tools.npu_triton test
 	@$(PY) -m tools.npu test
+
+test-ascend-cpu: setup
+	@$(PY) -m tools.ascend_cpu test
 
 native: setup
 	@$(PY) -m tools.native build

@@ -11,8 +11,10 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -37,10 +39,22 @@ class Installer:
     python: Path
     uv: Path | None
 
-    def install(self, requirements: Sequence[str], *, with_torch: bool = False) -> None:
-        """Resolve and install; raises CalledProcessError with the tool's own words on the terminal."""
-        torch = self._choose_torch(requirements) if with_torch else []
-        self._run([*torch, *requirements])
+    def install(
+        self,
+        requirements: Sequence[str],
+        *,
+        with_torch: bool = False,
+        torch_release: str = "*",
+        leave_out: Sequence[str] = (),
+    ) -> None:
+        """Resolve and install; raises CalledProcessError with the tool's own words on the terminal.
+
+        `torch_release` is the one that `requirements` pin. `leave_out` names projects to go without although something
+        asks for them; pip cannot do that and installs them.
+        """
+        torch = self._choose_torch(requirements, torch_release) if with_torch else []
+        with _write_overrides(leave_out if self.uv else ()) as overrides:
+            self._run([*torch, *overrides, *requirements])
 
     def reinstall(self, wheel: Path) -> None:
         """Put this wheel in place of the one that is there, and touch nothing else."""
@@ -57,9 +71,9 @@ class Installer:
         command = [str(self.uv), "pip", "install", "--python", str(self.python), "--compile-bytecode"]
         return [*command, *found]
 
-    def _choose_torch(self, requirements: Sequence[str]) -> list[str]:
+    def _choose_torch(self, requirements: Sequence[str], release: str) -> list[str]:
         """Arguments that pick torch's CPU build: a local file, PyTorch's CPU index, or neither."""
-        local = find_local_torch(get_find_links())
+        local = find_local_torch(get_find_links(), release)
         if local is not None:
             print(f"[setup] torch: the CPU build on this machine, {local}", flush=True)
             return []
@@ -97,12 +111,24 @@ def get_find_links() -> list[str]:
     return list(dict.fromkeys(places.split()))
 
 
-def find_local_torch(places: Sequence[str]) -> Path | None:
+def find_local_torch(places: Sequence[str], release: str = "*") -> Path | None:
     """A CPU build of torch in one of the local folders."""
     for place in places:
-        for wheel in sorted(Path(place.removeprefix("file://")).glob("torch-*+cpu-*.whl")):
+        for wheel in sorted(Path(place.removeprefix("file://")).glob(f"torch-{release}+cpu-*.whl")):
             return wheel
     return None
+
+
+@contextmanager
+def _write_overrides(leave_out: Sequence[str]) -> Iterator[list[str]]:
+    """uv's arguments that make it go without these projects: a marker that no Python meets."""
+    if not leave_out:
+        yield []
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "overrides.txt"
+        file.write_text("".join(f"{name} ; python_version < '3'\n" for name in leave_out))
+        yield ["--override", str(file)]
 
 
 def find_installer(python: Path) -> Installer:

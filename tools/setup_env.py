@@ -109,9 +109,9 @@ def read_dev_requirements() -> list[str]:
     return [str(line) for line in data["dependency-groups"]["dev"]]
 
 
-def compute_wheel_key() -> str:
+def compute_wheel_key(lane: str = LANE) -> str:
     """Hash of all that the wheel is made from; UPSTREAM.toml names upstream's artefact by its own hash."""
-    return compute_digest(LANE, compute_tree_digest(ROOT, (n for n in WHEEL_SOURCES if (ROOT / n).exists())))
+    return compute_digest(lane, compute_tree_digest(ROOT, (n for n in WHEEL_SOURCES if (ROOT / n).exists())))
 
 
 def find_cached_wheel(key: str) -> Path | None:
@@ -127,14 +127,14 @@ def find_cached_wheel(key: str) -> Path | None:
     return None
 
 
-def build_wheel(key: str) -> Path:
+def build_wheel(key: str, lane: str = LANE) -> Path:
     """The fork's wheel for these sources, from the cache or made by `tools.fork`."""
     wheel = find_cached_wheel(key)
     if wheel is not None:
         return wheel
     wheels = get_cache_root() / "wheels"
-    with step(f"building the fork's wheel ({LANE} lane)"), staging(wheels) as folder:
-        command = [str(get_venv_python()), "-m", "tools.fork", "wheel", "--lane", LANE, "--out", str(folder)]
+    with step(f"building the fork's wheel ({lane} lane)"), staging(wheels) as folder:
+        command = [str(get_venv_python()), "-m", "tools.fork", "wheel", "--lane", lane, "--out", str(folder)]
         subprocess.run(command, cwd=ROOT, check=True)
         built = list(folder.glob("*.whl"))
         if len(built) != 1:

@@ -177,6 +177,8 @@ def test_a_local_cpu_torch_is_found_where_pip_looks(tmp_path, monkeypatch):
     assert find_local_torch(get_find_links()) == wheel
     assert find_local_torch([f"file://{tmp_path}"]) == wheel
     assert find_local_torch(["/nowhere"]) is None
+    assert find_local_torch([str(tmp_path)], "2.13.0") == wheel
+    assert find_local_torch([str(tmp_path)], "2.11.0") is None
 
 
 @pytest.mark.parametrize(
@@ -195,11 +197,28 @@ def test_the_build_of_torch_is_chosen_and_said(monkeypatch, capsys, uv, local, r
         ran.append(command)
         return subprocess.CompletedProcess(command, 0 if reachable else 1)
 
-    monkeypatch.setattr(installer, "find_local_torch", lambda places: Path("/torch+cpu.whl") if local else None)
+    monkeypatch.setattr(
+        installer, "find_local_torch", lambda places, release: Path("/torch+cpu.whl") if local else None
+    )
     monkeypatch.setattr(installer.subprocess, "run", run)
     Installer(Path("/python"), Path(uv) if uv else None).install(["thing"], with_torch=True)
     assert ran[-1][-1 - len(expected) : -1] == expected
     assert ("CUDA" in capsys.readouterr().out) == (not local and not expected)
+
+
+@pytest.mark.parametrize("uv", ["/uv", None])
+def test_what_is_to_be_left_out_is_overridden_where_uv_installs(monkeypatch, uv):
+    overridden = []
+
+    def run(command, **_):
+        if "--override" in command:
+            overridden.extend(Path(command[command.index("--override") + 1]).read_text().splitlines())
+        assert command[-1] == "thing"
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(installer.subprocess, "run", run)
+    Installer(Path("/python"), Path(uv) if uv else None).install(["thing"], leave_out=["triton", "x"])
+    assert overridden == (["triton ; python_version < '3'", "x ; python_version < '3'"] if uv else [])
 
 
 def run_setup_sh(tmp_path, **env):
