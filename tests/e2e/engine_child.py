@@ -62,7 +62,7 @@ class EngineChild:
     def serve(self) -> None:
         self._send({"event": "ready", "pid": os.getpid()})
         while not self._closing:
-            busy = not self._paused and (self.engine.has_unfinished_requests() or self.scheduler.has_requests())
+            busy = self._has_work()
             readable, _, _ = select.select([self._channel, self._wake_in], [], [], IDLE_STEP_S if busy else 0.5)
             if self._wake_in in readable:
                 os.read(self._wake_in, 4096)
@@ -70,12 +70,18 @@ class EngineChild:
                     self.half.drain()
             if self._channel in readable and not self._receive():
                 return
-            while not self._paused and (self.engine.has_unfinished_requests() or self.scheduler.has_requests()):
+            while self._has_work():
                 outputs = self.engine.step()
                 for output in outputs:
                     self._take(output)
                 if not outputs or select.select([self._channel], [], [], 0)[0]:
                     break
+
+    def _has_work(self) -> bool:
+        """An engine that was shut down may still have a finished request to tell its workers of."""
+        if self._closing or self._paused:
+            return False
+        return bool(self.engine.has_unfinished_requests() or self.scheduler.has_requests())
 
     def _receive(self) -> bool:
         data = self._channel.recv(1 << 20)

@@ -7,12 +7,13 @@ import pytest
 
 from tests.builders import engine_kwargs, prompt, sampling
 from tests.e2e.engines import Zygote
+from tests.lane import LANE
 from tests.models import MODELS
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LANE.models)
 def test_changing_any_early_block_of_the_prompt_changes_the_greedy_tokens(zygote: Zygote, name: str):
     engine = zygote.start(f"sensitivity-{name}", engine_kwargs(name, enable_prefix_caching=False))
     block = MODELS[name].block_size
@@ -28,7 +29,7 @@ def test_changing_any_early_block_of_the_prompt_changes_the_greedy_tokens(zygote
     assert all(other != original for other in others)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", LANE.models)
 def test_batched_and_chunked_prefill_give_the_tokens_of_a_request_alone(zygote: Zygote, name: str):
     """The oracle does not depend on how its engine was loaded; without this, comparing tokens would be luck."""
     engine = zygote.start(

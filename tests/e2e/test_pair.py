@@ -10,12 +10,13 @@ import pytest
 from tests.builders import prompt
 from tests.e2e.engines import Zygote
 from tests.e2e.pairs import PREFILL_TOKEN_BUDGET, Counts, Pair, decode_leg, prefill_leg, start_pair
+from tests.lane import LANE
 from tests.models import MODELS
 
 pytestmark = pytest.mark.engine
 
 
-@pytest.fixture(scope="module", params=list(MODELS))
+@pytest.fixture(scope="module", params=LANE.models)
 def pair(request: pytest.FixtureRequest, zygote: Zygote) -> Iterator[Pair]:
     engines = start_pair(zygote, request.param)
     yield engines

@@ -10,6 +10,8 @@ import pytest
 from tests.builders import engine_kwargs, prompt
 from tests.e2e.engines import Engine, Zygote
 from tests.e2e.pairs import Counts, Pair, decode_leg, prefill_leg, start_pair
+from tests.lane import LANE
+from tests.models import MODELS
 
 pytestmark = pytest.mark.engine
 MODEL = "gqa2"
@@ -25,13 +27,25 @@ def extra(zygote: Zygote) -> Iterator[list[Engine]]:
         engine.close()
 
 
-def test_over_tcp_the_tokens_are_the_same_also_with_eight_at_once(zygote: Zygote):
-    pair = start_pair(zygote, MODEL, pd_host_transport="tcp")
+@pytest.mark.parametrize("model", LANE.straight_tcp)
+def test_over_tcp_the_tokens_are_the_same_also_with_eight_at_once(zygote: Zygote, model: str):
+    pair = start_pair(zygote, model, pd_host_transport="tcp", pd_transfer="straight")
+    block = MODELS[model].block_size
     try:
-        for length in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK + 5, 300):
+        for length in (1, block - 1, block, block + 1, 3 * block + 5, 300):
             assert pair.check([prompt(length, seed=length)]).loaded == length - 1
         lengths = [40 + 31 * number for number in range(8)]
         assert pair.check([prompt(n, seed=500 + n) for n in lengths]).loaded == sum(lengths) - 8
+    finally:
+        pair.close()
+
+
+def test_blocks_of_another_size(zygote: Zygote):
+    block = LANE.other_block
+    pair = start_pair(zygote, MODEL, block_size=block)
+    try:
+        for length in (1, block - 1, block, block + 1, 2 * BLOCK + block + 1, 300):
+            assert pair.check([prompt(length, seed=800 + length)]).loaded == length - 1
     finally:
         pair.close()
 

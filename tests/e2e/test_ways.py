@@ -11,16 +11,13 @@ import pytest
 from tests.builders import engine_kwargs, prompt
 from tests.e2e.engines import Engine, Zygote
 from tests.e2e.pairs import Counts, Pair, decode_leg, prefill_leg, start_pair
+from tests.lane import LANE
 from tests.models import MODELS
 
 pytestmark = pytest.mark.engine
 
 # Straight and mapped: test_pair.py, for every model; straight over TCP: test_topologies.py.
-WAYS = {
-    "gqa2 staged mapped": ("gqa2", "mapped"),
-    "mla staged tcp": ("mla", "tcp"),
-    "sliding staged tcp": ("sliding", "tcp"),
-}
+WAYS = {f"{model} staged {transport}": (model, transport) for model, transport in LANE.staged}
 MAX_STEP_S = 200e-6  # issue 3: what starting a 16k-token transfer may take of the engine's step
 
 

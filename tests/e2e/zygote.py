@@ -33,6 +33,7 @@ def import_everything() -> None:
     """
     import vllm.v1.engine.core
     import vllm.v1.worker.cpu_worker  # noqa: F401
+    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
     from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM
     from vllm.model_executor.models.gemma3 import Gemma3ForCausalLM
     from vllm.model_executor.models.llama import LlamaForCausalLM
@@ -40,6 +41,7 @@ def import_everything() -> None:
 
     from vllm import LLM, ModelRegistry, SamplingParams  # noqa: F401
 
+    valid_vec_isa_list()  # torch asks a process of its own for each instruction set, seconds in every engine
     for model in (DeepseekV2ForCausalLM, Gemma3ForCausalLM, LlamaForCausalLM, Qwen2ForCausalLM):
         ModelRegistry.register_model(model.__name__, model)
 
