@@ -6,7 +6,8 @@ instance's private runtime directory. *Peer*: decode instance to prefill instanc
 derived from the deployment's secret. Nothing on the wire is executable; frames are bounded (`MAX_FRAME_BYTES`).
 Every message is idempotent: a repeat gives the same answer.
 
-History of WIRE_VERSION: 1, first light. 2, staging: `RankAddress.stage_port`, StageExtract, StageFree.
+History of WIRE_VERSION: 1, first light. 2, staging: `RankAddress.stage_port`, StageExtract, StageFree. 3, CANN:
+`RankAddress.device` and `link_port`, LinkAsk, LinkEnd.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-WIRE_VERSION: Final = 2
+WIRE_VERSION: Final = 3
 MAX_FRAME_BYTES: Final = 4 << 20
 
 
@@ -64,6 +65,7 @@ class RankAddress(msgspec.Struct, frozen=True, kw_only=True):
     stage_port: int = 0  # where this rank's worker answers StageExtract; 0: it has no staging buffer
     caches: str = ""  # fingerprint of the order in which this rank has registered its caches
     device: DeviceAddress | None = None  # None on CPU
+    link_port: int = 0  # where this rank's worker answers LinkAsk; 0: its data plane needs no asking (CPU)
 
 
 # ------------------------------------------------------------------ peer plane: decode -> prefill
@@ -148,6 +150,29 @@ class DoctorAsk(msgspec.Struct, tag="doctor_ask", frozen=True, kw_only=True):
     body: dict[str, Any]
 
 
+class LinkAsk(msgspec.Struct, tag="link_ask", frozen=True, kw_only=True):
+    """A decode rank is about to link to this prefill rank. Answered by LinkState, or Refused.
+
+    The prefill side first drops what it still has of an earlier process on the same device. With a rank table it then
+    calls `link` too, which both sides have to do at the same time. Asked again with the same `link_id`, it says how
+    far it is.
+    """
+
+    link_id: str  # new for every try
+    way: str
+    cluster_id: int  # of the decode rank
+    peer_cluster_id: int  # whom it means to ask
+    device: DeviceAddress | None = None  # of the decode rank
+    table_digest: str = ""  # of the rank table, which both sides build from both devices
+    deadline_ms: int = 0
+
+
+class LinkEnd(msgspec.Struct, tag="link_end", frozen=True, kw_only=True):
+    """The decode rank has dropped the link. Answered by Ack."""
+
+    link_id: str
+
+
 # ------------------------------------------------------------------ local plane: API server -> own engine core
 
 
@@ -187,7 +212,9 @@ class ComputeLocally(msgspec.Struct, tag="compute_locally", frozen=True, kw_only
 
 
 LocalMessage = StatusQuery | HealthQuery | ConnectPeer | DeliverHandoff | ComputeLocally | CancelTransfer
-PeerMessage = Hello | LeaseRenew | LeaseRelease | CancelTransfer | StageExtract | StageFree | DoctorAsk
+PeerMessage = (
+    Hello | LeaseRenew | LeaseRelease | CancelTransfer | StageExtract | StageFree | DoctorAsk | LinkAsk | LinkEnd
+)
 
 
 # ------------------------------------------------------------------ answers
@@ -243,6 +270,13 @@ class DoctorReply(msgspec.Struct, tag="doctor_reply", frozen=True, kw_only=True)
     body: dict[str, Any]
 
 
+class LinkState(msgspec.Struct, tag="link_state", frozen=True, kw_only=True):
+    """`state`: busy (with another link: ask again), preparing, ready (dial now), linked, failed (see `detail`)."""
+
+    state: str
+    detail: str = ""
+
+
 class StatusReply(msgspec.Struct, tag="status_reply", frozen=True, kw_only=True):
     """JSON-able status of one engine core."""
 
@@ -282,6 +316,7 @@ Answer = (
     | LeaseVerdict
     | StageSlot
     | DoctorReply
+    | LinkState
     | StatusReply
     | HealthReply
     | ConnectResult

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.datadist.outcomes import PULL, Action, judge
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.clients import ClientTable
@@ -30,6 +31,7 @@ CONTROL_TIMEOUT_S = 5.0
 CONTROL_ATTEMPTS = 3
 QUIET_TIMEOUT_S = 1.0
 IDLE_BEAT_S = 0.5
+WAIT_S = 0.1  # before the same again, where the data plane says that it is busy
 STUCK_S = 30.0  # longer than what a pull may take after its deadline: a link, a slice, two control messages
 
 
@@ -40,10 +42,12 @@ class PullContext:
     rank: int
     num_ranks: int
     caches: Caches
+    caches_hash: str  # of how this rank's caches are ordered: the other side's must be equal
     links: LinkTable
     ways: WayChooser
     clients: ClientTable
     links_changed: Callable[[], None] = lambda: None  # called by the pull threads; never raises
+    pause: Callable[[float], object] = time.sleep
 
 
 class PullWorkers:
@@ -131,6 +135,9 @@ def _failed(rank: int, task: PullTask, reason: str) -> RankResult:
 
 def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResult:
     started, deadline = time.monotonic(), submitted + task.deadline_s
+    unlike = [r for r in task.ranks if r.tp_rank == context.rank and r.caches != context.caches_hash]
+    if unlike:  # the handshake has compared what is behind these; a pull would pair other layers
+        return _failed(context.rank, task, f"layout: caches {unlike[0].caches} there, {context.caches_hash} here")
     if context.clients.was_silent_since(task.control_host, task.control_port, submitted):
         return _failed(context.rank, task, "unreachable: its prefill engine did not answer another pull meanwhile")
     client = context.clients.get(task.control_host, task.control_port)
@@ -191,24 +198,33 @@ def _release_quietly(client: ControlClient, ident: dict[str, str], context: Pull
 
 
 def _pull(context: PullContext, task: PullTask, deadline: float) -> Moved:
-    """What was moved. One relink when the link was spoilt by somebody else."""
+    """What was moved. One relink when the link was spoilt by somebody else.
+
+    After a failure that leaves the link undefined this returns when the link is down: until then the transfer may
+    still be writing, and the answer would free the blocks.
+    """
     source = _source_rank(task.ranks, context.rank)
     started = time.monotonic()
-    context.links.ensure(source, deadline)
+    number = context.links.ensure(source, deadline)
     link_s = time.monotonic() - started
-    codes = context.caches.module.LLMStatusCode
-    for is_last in (False, True):
+    has_relinked = False
+    while True:
         try:
             moved = move(context.caches, context.ways, task.pulls, source.cluster_id, deadline)
         except context.caches.module.LLMException as error:
-            context.links.drop((source.cluster_id,))
-            if is_last or error.status_code != codes.LLM_NOT_YET_LINK:
+            outcome = judge(PULL, error.status_code)
+            if outcome.spoils:
+                context.links.drop_spoilt(source.cluster_id, number)
+            if outcome.action is Action.RELINK and not has_relinked:
+                has_relinked = True
+                number = context.links.ensure(source, deadline)
+            elif outcome.action is Action.WAIT and time.monotonic() + WAIT_S < deadline:
+                context.pause(WAIT_S)
+            else:
                 raise PullFailedError(f"pull: {error}") from error
-            context.links.ensure(source, deadline)
         else:
             moved.link_s = link_s
             return moved
-    raise AssertionError("unreachable")
 
 
 def _source_rank(ranks: Sequence[RankAddress], rank: int) -> RankAddress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from vllm_ascend_pd.datadist.status import LLMStatusCode
 from vllm_ascend_pd.plan.blocks import GroupPull
 from vllm_ascend_pd.plan.layout import Region, build_layout
 from vllm_ascend_pd.transfer import puller
@@ -17,13 +18,14 @@ from vllm_ascend_pd.wire import LeaseVerdict, RankAddress
 
 BLOCK_BYTES = 1024
 NUM_LAYERS = 4
+CACHES_HASH = "order"
 HELD = LeaseVerdict(held=True, state="held", remaining_ms=30000)
 
 
 class LLMException(Exception):
     def __init__(self, status_code: str) -> None:
         super().__init__(status_code)
-        self.status_code = status_code
+        self.status_code = LLMStatusCode[f"LLM_{status_code}"]
 
 
 class ClusterInfo:
@@ -38,20 +40,19 @@ class ClusterInfo:
 
 MODULE = SimpleNamespace(
     LLMException=LLMException,
-    LLMStatusCode=SimpleNamespace(
-        LLM_SUCCESS="SUCCESS", LLM_ALREADY_LINK="ALREADY_LINK", LLM_NOT_YET_LINK="NOT_YET_LINK", LLM_TIMEOUT="TIMEOUT"
-    ),
+    LLMStatusCode=LLMStatusCode,
     LLMClusterInfo=ClusterInfo,
     BlocksCacheKey=lambda cluster_id, model_id: (cluster_id, model_id),
 )
 
 
 class Datadist:
-    """Links and pulls; `link_codes` and `pull_errors` are used up from the front."""
+    """Links and pulls; `link_codes`, `unlink_codes` and `pull_errors` are used up from the front."""
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
         self.link_codes: list = []
+        self.unlink_codes: list = []
         self.pull_errors: list = []
         self.before_pull = lambda: None
 
@@ -60,11 +61,14 @@ class Datadist:
         code = self.link_codes.pop(0) if self.link_codes else "SUCCESS"
         if isinstance(code, Exception):
             raise code
-        return "SUCCESS", [code]
+        status = LLMStatusCode[f"LLM_{code}"]
+        return status, [status]
 
-    def unlink_clusters(self, clusters, timeout_ms: int, force: bool) -> None:
+    def unlink_clusters(self, clusters, timeout_ms: int, force: bool):
         assert force, "the other side may be gone"
         self.calls.append(("unlink", clusters[0].remote_cluster_id))
+        status = LLMStatusCode[f"LLM_{self.unlink_codes.pop(0) if self.unlink_codes else 'SUCCESS'}"]
+        return status, [status]
 
     def pull_blocks(self, key, cache, src, dst, src_layer_range, dst_layer_range, tensor_num_per_layer) -> None:
         assert src_layer_range == dst_layer_range
@@ -117,13 +121,16 @@ class Rank:
     def __init__(self, num_threads: int = 1) -> None:
         self.datadist = Datadist()
         self.clients = Clients()
-        regions = {f"l{i}": Region(i * 100 * BLOCK_BYTES, 100, BLOCK_BYTES) for i in range(NUM_LAYERS)}
+        regions = {f"l{i}": (Region(i * 100 * BLOCK_BYTES, 100, BLOCK_BYTES),) for i in range(NUM_LAYERS)}
         ways = WayChooser("straight", None, self.clients, LLMException)
         self.workers = PullWorkers(
             PullContext(
                 rank=0,
                 num_ranks=1,
-                caches=Caches(build_layout(regions), [list(regions)], ["cache"], self.datadist, MODULE),
+                caches=Caches(
+                    build_layout(regions, [list(regions)]), [list(regions)], ["cache"], self.datadist, MODULE
+                ),
+                caches_hash=CACHES_HASH,
                 links=LinkTable(self.datadist, MODULE, "127.0.0.1", ways),
                 ways=ways,
                 clients=self.clients,
@@ -141,7 +148,7 @@ class Rank:
 
 def make_task(**values) -> PullTask:
     values = {
-        "ranks": (RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1),),
+        "ranks": (RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1, caches=CACHES_HASH),),
         "pulls": (GroupPull(0, (5, 6), (1, 2)),),
         "deadline_s": 30.0,
         "reader": "e0",

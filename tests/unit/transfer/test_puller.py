@@ -9,8 +9,8 @@ import pytest
 
 from tests.unit.transfer.fakes import BLOCK_BYTES, HELD, NUM_LAYERS, Clock, LLMException, Rank, make_task
 from vllm_ascend_pd.errors import PDUnreachableError
+from vllm_ascend_pd.transfer import linking, moving, puller
 from vllm_ascend_pd.transfer import links as links_module
-from vllm_ascend_pd.transfer import moving, puller
 from vllm_ascend_pd.transfer.tasks import DropPeer
 from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddress, Refused
 
@@ -62,22 +62,66 @@ def test_a_link_that_stays_spoilt_fails_the_pull_and_gives_the_lease_back(rank: 
     assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
 
 
-def test_another_failure_of_a_pull_is_not_tried_again(rank: Rank):
-    rank.datadist.pull_errors = [LLMException("TIMEOUT")]
-    assert rank.pull().reason == "pull: TIMEOUT"
+@pytest.mark.parametrize("code", ["TIMEOUT", "FAILED", "SUSPECT_REMOTE_ERROR"])
+def test_a_transfer_that_ended_nobody_knows_how_is_not_tried_again_and_its_link_is_dropped(rank: Rank, code: str):
+    rank.datadist.pull_errors = [LLMException(code)]
+    assert rank.pull().reason == f"pull: {code}"
     assert rank.datadist.names() == ["link", "unlink"]
 
 
-@pytest.mark.parametrize("code", ["TIMEOUT", LLMException("TIMEOUT")])
-def test_a_link_that_is_refused_fails_the_pull_and_gives_the_lease_back(rank: Rank, code):
+def test_the_blocks_of_a_spoilt_pull_are_not_answered_for_before_its_link_is_down(rank: Rank, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(rank.workers._context.links, "_pause", pauses.append)
+    rank.datadist.pull_errors = [LLMException("TIMEOUT")]
+    rank.datadist.unlink_codes = ["TIMEOUT", "UNLINK_FAILED"]
+    assert not rank.pull().ok
+    assert rank.datadist.names() == ["link", "unlink", "unlink", "unlink"]
+    assert len(pauses) == 2
+
+
+def test_a_refused_argument_leaves_the_link(rank: Rank):
+    rank.datadist.pull_errors = [LLMException("PARAM_INVALID")]
+    assert not rank.pull().ok
+    assert rank.pull().ok
+    assert rank.datadist.names() == ["link", "pull"]
+
+
+def test_a_busy_data_plane_is_asked_again_over_the_same_link(rank: Rank, monkeypatch):
+    pauses = []
+    monkeypatch.setattr(rank.workers._context, "pause", pauses.append)
+    rank.datadist.pull_errors = [LLMException("LINK_BUSY"), LLMException("OUT_OF_MEMORY")]
+    assert rank.pull().ok
+    assert rank.datadist.names() == ["link", "pull"]
+    assert pauses == [puller.WAIT_S] * 2
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"), [("TIMEOUT", "LLMStatusCode.LLM_TIMEOUT"), (LLMException("TIMEOUT"), "TIMEOUT")]
+)
+def test_a_link_that_is_refused_fails_the_pull_and_gives_the_lease_back(rank: Rank, code, reason: str):
     rank.datadist.link_codes = [code]
-    assert rank.pull().reason == "link: to 127.0.0.1:1 (rank 0): TIMEOUT"
+    assert rank.pull().reason == f"link: to 127.0.0.1:1 (rank 0): {reason}"
     assert rank.clients.kinds() == [LeaseRenew, LeaseRelease]
+    assert rank.datadist.names() == ["link", "unlink"], "what there may be of it is taken down"
 
 
-def test_already_linked_is_linked(rank: Rank):
+def test_a_link_that_nobody_here_knows_of_is_dropped_and_made_anew(rank: Rank):
     rank.datadist.link_codes = ["ALREADY_LINK"]
     assert rank.pull().ok
+    assert rank.datadist.names() == ["link", "unlink", "link", "pull"]
+
+
+def test_a_link_that_is_there_again_and_again_fails_the_pull(rank: Rank):
+    rank.datadist.link_codes = ["ALREADY_LINK"] * 2
+    assert not rank.pull().ok
+    assert rank.datadist.names() == ["link", "unlink", "link", "unlink"]
+
+
+def test_a_busy_peer_is_dialled_again(rank: Rank, monkeypatch):
+    monkeypatch.setattr(rank.workers._context.links._linker, "_pause", lambda _: None)
+    rank.datadist.link_codes = ["LINK_BUSY", "PROCESSING_LINK"]
+    assert rank.pull().ok
+    assert rank.datadist.names() == ["link"] * 3 + ["pull"]
 
 
 def test_a_prefill_side_without_this_rank_fails_the_pull(rank: Rank):
@@ -124,6 +168,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(puller, "time", clock)
     monkeypatch.setattr(moving, "time", clock)
     monkeypatch.setattr(links_module, "time", clock)
+    monkeypatch.setattr(linking, "time", clock)
     return clock
 
 
