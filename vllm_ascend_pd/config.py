@@ -70,6 +70,7 @@ class PDConfig:
     verify: str = "off"
     transfer: str = "auto"
     host_transport: str = "auto"
+    rank_table: str = ""  # path; "": devices are read from the system
     http_host: str = ""  # what the API server binds, where it is known
 
     @property

@@ -7,6 +7,7 @@ import argparse
 import dataclasses
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -120,7 +121,7 @@ WRONG = [
     ("--pd-role prefill --pd-lease 5h", {}, ["--pd-lease", "5h", "500ms"]),
     ("--pd-role prefill --pd-lease 9999999", {}, ["--pd-lease", "9999999", "86400"]),
     ("--pd-role prefill --pd-verify checksum", {}, ["--pd-verify", "checksum", "off"]),
-    ("--pd-role prefill --pd-rank-table /x.json", {}, ["--pd-rank-table", "/x.json"]),
+    ("--pd-role prefill --pd-rank-table /x.json", {}, ["--pd-rank-table", "/x.json", "no file"]),
     ("--pd-role decode", {"VLLM_PD_REQUIRE_REMOTE_KV": "maybe"}, ["VLLM_PD_REQUIRE_REMOTE_KV", "maybe"]),
     ("--pd-role decode", {"VLLM_PD_PREFILL": " , "}, ["VLLM_PD_PREFILL", "empty"]),
 ]
@@ -142,6 +143,14 @@ def test_a_misspelt_variable_is_an_error_with_the_nearest_name() -> None:
 
 def test_variables_of_the_build_and_of_others_are_left_alone() -> None:
     assert parse(env={"VLLM_PD_CACHE": "/c", "VLLM_LOGGING_LEVEL": "INFO"}) is None
+
+
+def test_a_rank_table_is_carried_by_its_path(tmp_path: Path) -> None:
+    table = tmp_path / "table.json"
+    table.write_text("{}")
+    config = parse("--pd-role", "prefill", "--pd-rank-table", str(table))
+    assert config is not None
+    assert config.rank_table == str(table)
 
 
 def test_a_config_survives_its_journey_as_a_dict() -> None:

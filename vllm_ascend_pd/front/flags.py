@@ -89,8 +89,11 @@ def _urls(value: object, name: str) -> tuple[str, ...]:
     return tuple(urls)
 
 
-def _rank_table(value: object, name: str) -> str:
-    raise PDConfigError(f"{name}: rank tables are not in this release; leave it out (got {value!r})")
+def _file(value: object, name: str) -> str:
+    path = _path(value, name)
+    if not os.path.isfile(path) or not os.access(path, os.R_OK):
+        raise PDConfigError(f"{name}: {path} is no file that can be read")
+    return path
 
 
 def _seconds(minimum_s: float) -> Callable[[object, str], float]:
@@ -197,9 +200,10 @@ OPTIONS: Final = (
     ),
     PDOption(
         "rank-table",
-        "",
-        "Communication-domain backend: path of the rank table. Not in this release.",
-        _rank_table,
+        "rank_table",
+        "NPUs only: link by this rank table (the same file on both sides) and not by address. Default: none, the "
+        "devices are read from the system. `vllm pd ranktable` makes and checks such files.",
+        _file,
         metavar="PATH",
     ),
 )
