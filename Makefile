@@ -15,7 +15,7 @@ help:
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
 	@echo "make npu-test the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
 	@echo "make test-ascend-cpu   the oracle suite on the Ascend lane's engine code (vLLM 0.23.0), in an environment of its own"
-	@echo "make build    the fork's wheel into dist/   (LANE=cpu)"
+	@echo "make build    the fork's wheel into dist/   (LANE=cpu, ascend or ascend-cpu; ARCH=x86_64 or aarch64)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
 
@@ -49,9 +49,10 @@ native-test: setup
 	@$(PY) -m tools.native test sanitize aarch64 audit
 
 LANE = cpu
+ARCH =
 build: setup
 	@mkdir -p dist
-	$(PY) -m tools.fork wheel --lane $(LANE) --out dist
+	$(PY) -m tools.fork wheel --lane $(LANE) $(ARCH:%=--arch %) --out dist
 
 ARGS = --help
 fork: setup

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -121,6 +123,60 @@ def make_wheel(folder: Path, files: dict[str, bytes], tag: str = "cp38-abi3-many
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o100755 if name.endswith(".so") else 0o100644) << 16
             out.writestr(entry, data)
+    return path
+
+
+COMMON = """# a comment
+regex # why
+Msg_Spec >= 1
+six>=1.16.0; python_version > '3.11'
+"""
+
+PKG_INFO = """Metadata-Version: 2.4
+Name: vllm
+Version: 9.9.0
+License-File: LICENSE
+Requires-Python: <3.15,>=3.10
+Classifier: Programming Language :: Python :: 3.12
+Classifier: Programming Language :: Python :: 3.13
+Requires-Dist: regex
+Requires-Dist: msg-spec>=1
+Requires-Dist: six>=1.16.0; python_version > "3.11"
+Requires-Dist: torch==2.1
+Requires-Dist: gpu-kernels==4; platform_machine == "x86_64"
+Provides-Extra: bench
+Requires-Dist: pandas; extra == "bench"
+
+# Readme
+
+Requires-Dist: torch
+"""
+
+
+def make_sdist(folder: Path, files: dict[str, bytes], *, drop: tuple[str, ...] = ()) -> Path:
+    """An upstream sdist: `files` lie in the package and are listed; beside them what is not for the wheel."""
+    listed = sorted({**files, "vllm/_version.py": b"", "setup.py": b"", "csrc/x.cu": b"", "vllm/vllm-rs": b""})
+    members = {
+        "PKG-INFO": PKG_INFO.encode(),
+        "LICENSE": b"upstream's licence\n",
+        "setup.py": b"raise SystemExit('upstream code was run')\n",
+        "csrc/x.cu": b"kernel",
+        "requirements/common.txt": COMMON.encode(),
+        "requirements/cuda.txt": b"torch==2.1\n",
+        "vllm.egg-info/SOURCES.txt": "\n".join(listed).encode() + b"\n",
+        "vllm.egg-info/entry_points.txt": b"[console_scripts]\nvllm = vllm.cli:main\n",
+        "vllm/_version.py": b"__version__ = '9.9.0'\n",
+        "vllm/not_listed.py": b"",
+        "vllm/vllm-rs": b"\x7fELF",
+        **files,
+    }
+    path = folder / f"vllm-{RELEASE}.tar.gz"
+    with tarfile.open(path, "w:gz") as out:
+        for name, data in members.items():
+            if name not in drop:
+                entry = tarfile.TarInfo(f"vllm-{RELEASE}/{name}")
+                entry.size = len(data)
+                out.addfile(entry, io.BytesIO(data))
     return path
 
 

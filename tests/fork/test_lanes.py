@@ -84,6 +84,9 @@ def test_lanes_are_pinned_and_one_artefact_serves_each_machine():
         ("0" * 64, "0" * 63, "artefact 'any': sha256 is no sha256"),
         ("[lane.cpu.artefact.any]", "[lane.cpu.other]", "has no artefact"),
         ("[lane.cpu]", "[lane.cpu", "UPSTREAM.toml"),
+        ('torch = "2.0"', 'torch = "2.0"\nnpu = "yes"', "lane 'cpu': npu must be true or false, is 'yes'"),
+        ('torch = "2.0"', 'torch = "2.0"\nextras = {a = "b"}', "extras: 'a' must be a list of requirements, is 'b'"),
+        ('torch = "2.0"', 'torch = "2.0"\nrequires_python = 3', "requires_python must be a non-empty text"),
     ],
 )
 def test_a_malformed_lane_names_lane_and_field(tmp_path, old, new, message):
@@ -119,14 +122,14 @@ def test_the_real_wheel_is_whole(tmp_path):
 
 def test_errors_are_one_message_with_an_exit_code(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_PD_CACHE", str(tmp_path))
-    assert main(["wheel", "--lane", "ascend", "--offline"]) == 2
+    assert main(["wheel", "--lane", "ascend", "--offline"]) == 1
     assert main(["wheel", "--lane", "nothing"]) == 1
     assert main(["fetch", "--offline"]) == 1
     assert main(["diff", "--lane", "cpu", "--release", "0.32.0", "--offline"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4
     assert all(line.startswith("error: ") for line in lines)
-    assert "is a source distribution" in lines[0]
+    assert "vllm-0.23.0.tar.gz is not in the cache" in lines[0]
     assert "'nothing' is not one of: cpu, ascend, ascend-cpu" in lines[1]
     assert "offline" in lines[2]
     assert "--lane 'cpu' and --release '0.32.0' exclude each other" in lines[3]

@@ -15,10 +15,10 @@ import pytest
 from tests.fork.builders import ADD_START, RELEASE, UPSTREAM, edit_text, make_repo, make_wheel, record_faults
 from tests.fork.elf_files import make_library
 from tools.fork.delta import package_version
-from tools.fork.errors import ArtefactError, ForkError, NotSupported
+from tools.fork.errors import ArtefactError, ForkError
 from tools.fork.lanes import get_lane
 from tools.fork.metadata import fork_version, glibc_of_tag, new_wheel_file, split_wheel_name
-from tools.fork.wheel import build_wheel, refuse_sdist
+from tools.fork.wheel import build_wheel
 
 MACHINE = platform.machine()
 LIBRARIES = {"libpd_host.so": make_library(), "libpd_bench.so": make_library()}
@@ -168,12 +168,6 @@ def test_a_lost_anchor_leaves_no_wheel_behind(repo, tmp_path):
     with pytest.raises(ForkError, match="does not define Engine.start"):
         build_wheel(get_lane("cpu", repo), upstream, tmp_path / "dist", LIBRARIES, repo)
     assert list((tmp_path / "dist").iterdir()) == []
-
-
-def test_a_lane_built_from_an_sdist_is_refused_with_exit_code_2(repo):
-    with pytest.raises(NotSupported, match="vllm-0.23.0.tar.gz is a source distribution") as caught:
-        refuse_sdist(get_lane("cpu", repo), "vllm-0.23.0.tar.gz")
-    assert caught.value.exit_code == 2
 
 
 def test_a_library_that_lies_in_the_checkout_is_not_taken_for_the_wheels(repo, upstream, tmp_path):

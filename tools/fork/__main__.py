@@ -19,8 +19,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tools.fork",
         description="Keep and build the fork: vLLM as released, plus the delta in vllm/.",
-        epilog="Artefacts lie in $VLLM_PD_CACHE (default ~/.cache/vllm-ascend-pd). "
-        "Exit code 1: failed, 2: not supported.",
+        epilog="Artefacts lie in $VLLM_PD_CACHE (default ~/.cache/vllm-ascend-pd). Exit code 1: failed.",
     )
     shared = argparse.ArgumentParser(add_help=False)
     shared.add_argument("--index-url", metavar="URL", help="package index (default: $PIP_INDEX_URL, else PyPI)")
@@ -135,16 +134,15 @@ def run_wheel(args: argparse.Namespace) -> int:
     from tools.fork.cache import require
     from tools.fork.index import Index
     from tools.fork.lanes import get_lane
-    from tools.fork.wheel import build_wheel, refuse_sdist
+    from tools.fork.wheel import build_lane
     from tools.native.building import build
 
     lane = get_lane(args.lane)
     artefact = lane.artefact(args.arch)
-    refuse_sdist(lane, artefact.name)
     index = None if args.offline else Index(args.index_url)
     upstream = require(artefact, index)
     libraries = {name: path.read_bytes() for name, path in build(args.arch).items()}
-    print(build_wheel(lane, upstream, args.out, libraries))
+    print(build_lane(lane, upstream, args.arch, args.out, libraries))
     return 0
 
 

@@ -20,6 +20,9 @@ EDIT_SUFFIX = ".edit.py"
 REASONS = ("Why here", "What it does", "Kind", "Forwarded", "Drop when")
 PACKAGE = "vllm_ascend_pd"
 PACKAGE_SUFFIXES = frozenset({".py", ".pyi", ".typed", ".json", ".html"})
+# csrc_npu/npu and what it includes and links; its subfolder `triton` imitates hardware for the tests.
+NPU_SOURCES = (("include/pd", "*.h"), ("src", "*.h"), ("src", "*.cpp"), ("npu", "*.h"), ("npu", "*.cpp"))
+NPU_PLACE = f"{PACKAGE}/npu/csrc"
 
 
 @dataclass(frozen=True)
@@ -130,6 +133,15 @@ def package_files(repo: Path = REPO) -> dict[str, bytes]:
     for path in sorted((repo / PACKAGE).rglob("*")):
         if path.is_file() and (path.suffix in PACKAGE_SUFFIXES or path.name == "py.typed"):
             found[path.relative_to(repo).as_posix()] = path.read_bytes()
+    return found
+
+
+def npu_sources(repo: Path = REPO) -> dict[str, bytes]:
+    """The C++ of the torch_npu extension, by its path in the wheel; built where torch_npu is, by `npu/build.py`."""
+    found = {}
+    for folder, pattern in NPU_SOURCES:
+        for path in sorted((repo / "csrc_npu" / folder).glob(pattern)):
+            found[f"{NPU_PLACE}/{folder}/{path.name}"] = path.read_bytes()
     return found
 
 

@@ -20,9 +20,3 @@ class AnchorLost(ForkError):
 
 class ArtefactError(ForkError):
     """An upstream artefact is missing, cannot be fetched, or is not what its hash says."""
-
-
-class NotSupported(ForkError):
-    """The request is understood, but this repository does not do it yet. Exit code 2."""
-
-    exit_code = 2

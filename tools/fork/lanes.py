@@ -6,7 +6,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,9 @@ class Lane:
     torch: str
     pairs_with: str
     artefacts: dict[str, Artefact]
+    requires_python: str | None = None  # None: upstream's own range
+    extras: dict[str, tuple[str, ...]] = field(default_factory=dict)  # what the wheel asks for only when named
+    npu: bool = False  # whether the sources of the torch_npu extension go into the wheel
 
     def artefact(self, machine: str | None = None) -> Artefact:
         """The artefact for `machine` (this one when None).
@@ -98,7 +101,19 @@ def _lane(name: str, table: dict[str, Any]) -> Lane:
     if not artefacts:
         raise ForkError(f"{where}: has no artefact")
     fields = {key: _text(table, key, where) for key in ("release", "torch", "pairs_with")}
-    return Lane(name, artefacts=artefacts, **fields)
+    python = _text(table, "requires_python", where) if "requires_python" in table else None
+    npu = table.get("npu", False)
+    if not isinstance(npu, bool):
+        raise ForkError(f"{where}: npu must be true or false, is {npu!r}")
+    return Lane(name, artefacts=artefacts, requires_python=python, extras=_extras(table, where), npu=npu, **fields)
+
+
+def _extras(table: dict[str, Any], where: str) -> dict[str, tuple[str, ...]]:
+    extras = table.get("extras", {})
+    for name, requirements in extras.items():
+        if not isinstance(requirements, list) or not all(isinstance(r, str) and r for r in requirements):
+            raise ForkError(f"{where}: extras: {name!r} must be a list of requirements, is {requirements!r}")
+    return {name: tuple(requirements) for name, requirements in extras.items()}
 
 
 def _text(table: dict[str, Any], key: str, where: str) -> str:

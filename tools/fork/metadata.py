@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tools.fork.errors import ArtefactError, ForkError
+from tools.fork.lanes import Lane
 
 # Upstream's CPU builds pin torch to `+cpu`, which no index but PyTorch's own has, and its three companions
 # are not needed to serve text: the machine's own torch of the right release is what we ask for.
@@ -72,13 +73,13 @@ def project_of(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", found[1]).lower()
 
 
-def new_metadata(text: str, *, version: str, torch: str, ours: Iterable[str], licenses: Sequence[str]) -> str:
+def new_metadata(text: str, lane: Lane, *, version: str, ours: Iterable[str], licenses: Sequence[str]) -> str:
     """Upstream's METADATA as that of the fork.
 
     Args:
         text: upstream's METADATA.
+        lane: which torch, Pythons and extras it asks for.
         version: the fork's version.
-        torch: the release of torch that the lane's kernels were built against.
         ours: what `vllm_ascend_pd` needs at run time; what upstream requires already stays upstream's.
         licenses: our licence files, relative to `licenses/` in the metadata folder.
     """
@@ -89,14 +90,27 @@ def new_metadata(text: str, *, version: str, torch: str, ours: Iterable[str], li
             line = "Name: vllm"
         elif line.startswith("Version:"):
             line = f"Version: {version}"
-        elif line.startswith(_FOREIGN) or project_of_line(line) in DROPPED:
+        elif line.startswith("Requires-Python:") and lane.requires_python:
+            line = f"Requires-Python: {lane.requires_python}"
+        elif line.startswith(_FOREIGN) or project_of_line(line) in DROPPED or not _fits_python(line, lane):
             continue
         lines.append(line)
     present = {project_of_line(line) for line in lines if "extra ==" not in line}
-    added = [f"torch=={torch}", *(r for r in ours if project_of(r) not in present)]
+    optional = {project_of(r) for requirements in lane.extras.values() for r in requirements}
+    added = [] if "torch" in optional else [f"torch=={lane.torch}"]
+    added += [r for r in ours if project_of(r) not in present]
     _insert(lines, "Requires-Dist:", [f"Requires-Dist: {r}" for r in added])
     _insert(lines, "License-File:", [f"License-File: {name}" for name in licenses])
+    for extra, requirements in lane.extras.items():
+        lines += [f"Provides-Extra: {extra}", *(f'Requires-Dist: {r}; extra == "{extra}"' for r in requirements)]
     return "\n".join(lines) + "\n\n" + body
+
+
+def _fits_python(line: str, lane: Lane) -> bool:
+    """Whether a line is no classifier of a Python that the lane does not take (`3.13` where `<3.13`)."""
+    named = re.fullmatch(r"Classifier: Programming Language :: Python :: 3\.(\d+)", line)
+    below = re.search(r"<3\.(\d+)", lane.requires_python or "")
+    return named is None or below is None or int(named[1]) < int(below[1])
 
 
 def project_of_line(line: str) -> str | None:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build the fork's wheel: repack a hash-checked upstream wheel with the delta applied in memory.
 
+A lane without such a wheel starts from the sdist: `build_lane` has `empty_target.py` make the wheel first.
+
 Every unchanged member is copied packed as it is; RECORD's hashes are computed from the bytes, not taken
 over. `metadata.py` says what the result is called and needs, `archive.py` writes it.
 """
@@ -16,8 +18,9 @@ from pathlib import Path
 from tools.cache import CacheError
 from tools.fork import metadata
 from tools.fork.archive import ArchiveWriter
-from tools.fork.delta import PACKAGE, REPO, load_edits, new_modules, package_files, package_version
-from tools.fork.errors import ArtefactError, ForkError, NotSupported
+from tools.fork.delta import PACKAGE, REPO, load_edits, new_modules, npu_sources, package_files, package_version
+from tools.fork.empty_target import make_empty_wheel
+from tools.fork.errors import ArtefactError, ForkError
 from tools.fork.lanes import Lane, read_toml
 from tools.fork.patch import patch_tree
 from tools.fork.source import WheelTree
@@ -28,22 +31,29 @@ from tools.native.toolchain import GLIBC
 _LICENSES = ("LICENSE", "NOTICE")
 
 
+def build_lane(lane: Lane, artefact: Path, machine: str, out: Path, libraries: Mapping[str, bytes]) -> Path:
+    """The fork's wheel of a lane for one machine, from upstream's wheel or sdist (hash already checked)."""
+    if artefact.suffix == ".whl":
+        return build_wheel(lane, artefact, out, libraries)
+    with tempfile.TemporaryDirectory(prefix="vllm-pd-empty-") as folder:
+        upstream = make_empty_wheel(artefact, lane.release, machine, Path(folder))
+        return build_wheel(lane, upstream, out, libraries)
+
+
 def build_wheel(lane: Lane, artefact: Path, out: Path, libraries: Mapping[str, bytes], repo: Path = REPO) -> Path:
     """Write the fork's wheel for `lane` into folder `out` and return its path.
 
     Args:
         lane: what to build.
-        artefact: upstream's wheel, its hash already checked.
+        artefact: upstream's wheel, its hash already checked; of an sdist, what `empty_target.py` made of it.
         out: created where missing; an older wheel of the same name is replaced in one step.
         libraries: what `tools.native` built for the artefact's machine, by name.
         repo: where the delta is.
 
     Raises:
-        NotSupported: the lane is built from an sdist.
         AnchorLost: an edit does not apply.
         ForkError: a new module of ours exists upstream already, or the libraries do not keep what the tag promises.
     """
-    refuse_sdist(lane, artefact.name)
     distribution, release, tag = metadata.split_wheel_name(artefact.name)
     check_libraries(libraries, tag)
     if release != lane.release:
@@ -62,19 +72,6 @@ def build_wheel(lane: Lane, artefact: Path, out: Path, libraries: Mapping[str, b
     finally:
         Path(aside).unlink(missing_ok=True)
     return target
-
-
-def refuse_sdist(lane: Lane, name: str) -> None:
-    """Stop early, before anything is fetched, where the lane has no wheel to repack.
-
-    Raises:
-        NotSupported: `name` is a source distribution.
-    """
-    if not name.endswith(".whl"):
-        raise NotSupported(
-            f"wheel --lane {lane.name}: {name} is a source distribution; building the lane from it is not "
-            f"part of this version. Use --lane cpu, or --lane ascend-cpu for the same engine code on a CPU"
-        )
 
 
 def check_libraries(libraries: Mapping[str, bytes], tag: str) -> None:
@@ -102,7 +99,7 @@ class _Build:
         self.source = zipfile.ZipFile(artefact)
         tree = WheelTree(artefact, lane.release)
         self.edited = patch_tree(tree, load_edits(repo)).files
-        self.added = {**new_modules(repo), **package_files(repo)}
+        self.added = {**new_modules(repo), **package_files(repo), **(npu_sources(repo) if lane.npu else {})}
         self.rows: list[tuple[str, str, str]] = []
         taken = sorted(set(self.added) & set(tree.names()))
         if taken:
@@ -158,8 +155,8 @@ class _Build:
             if kind == "METADATA":
                 data = metadata.new_metadata(
                     data.decode(),
+                    self.lane,
                     version=version,
-                    torch=self.lane.torch,
                     ours=run_time_requirements(self.repo),
                     licenses=list(ours),
                 ).encode()

@@ -77,7 +77,7 @@ def has_npu_devices(root: Path = Path("/")) -> bool:
 
 
 def read_key(path: Path, key: str) -> str | None:
-    """The value of `key=value` in a file; of a list `[7.6.0.1:8.3.RC2]` the last part, which is the product's version."""
+    """The value of `key=value` in a file; of a list `[7.6.0.1:8.3.RC2]` the last part, the version of the product."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
