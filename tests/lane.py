@@ -31,7 +31,7 @@ class Lane:
         return [name for name in MODELS if name not in self.without]
 
 
-_LANES = (
+LANES = (
     Lane("cpu", "0.32.0", staged=(("gqa2", "mapped"), ("mla", "tcp"), ("sliding", "tcp"))),
     Lane(
         "ascend-cpu",
@@ -51,10 +51,10 @@ def find_lane(installed: str) -> Lane:
         RuntimeError: no lane is made from it.
     """
     release = installed.partition("+")[0]
-    for lane in _LANES:
+    for lane in LANES:
         if lane.release == release:
             return lane
-    raise RuntimeError(f"vLLM {installed} is installed; these tests know {', '.join(x.release for x in _LANES)}")
+    raise RuntimeError(f"vLLM {installed} is installed; these tests know {', '.join(x.release for x in LANES)}")
 
 
 LANE = find_lane(version("vllm"))

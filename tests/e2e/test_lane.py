@@ -11,13 +11,11 @@ from tests.builders import engine_kwargs
 from tests.e2e.engines import Zygote
 from tests.lane import LANE
 from tests.models import MODELS
-from tools.fork.lanes import load_lanes
 
 pytestmark = pytest.mark.engine
 
 
-def test_the_installed_vllm_is_a_lane_of_this_fork_and_the_one_that_was_asked_for():
-    assert load_lanes()[LANE.name].release == LANE.release
+def test_the_installed_vllm_is_the_lane_that_was_asked_for():
     assert os.environ.get("PD_TEST_LANE", "cpu") == LANE.name
 
 

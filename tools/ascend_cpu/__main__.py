@@ -19,7 +19,7 @@ from tools.cache import CacheError
 from tools.fork.errors import ForkError
 from tools.setup_env import ROOT
 
-SUITE: Final = ("tests/e2e",)
+SUITE: Final = ("tests/e2e", "tests/field")
 
 
 def run_tests(made: Environment, arguments: list[str]) -> int:

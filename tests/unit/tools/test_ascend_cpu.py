@@ -8,9 +8,11 @@ import zipfile
 
 import pytest
 
+from tests.lane import LANES, find_lane
 from tools.ascend_cpu import __main__ as command
 from tools.ascend_cpu import env
 from tools.cache import CacheError
+from tools.fork.lanes import load_lanes
 
 
 class World:
@@ -91,3 +93,12 @@ def test_what_is_missing_is_said_in_words_and_with_exit_status_2(world, monkeypa
     monkeypatch.setattr("sys.argv", ["ascend_cpu", "env"])
     assert command.main() == 2
     assert "`uv` failed with 1" in capsys.readouterr().err
+
+
+def test_the_lanes_of_the_oracle_suite_are_those_of_the_fork():
+    assert {lane.name: lane.release for lane in LANES} == {
+        name: lane.release for name, lane in load_lanes().items() if name != "ascend"
+    }
+    assert find_lane("0.23.0+pd.1.ascend.cpu").name == "ascend-cpu"
+    with pytest.raises(RuntimeError, match=r"0\.1\.0 is installed"):
+        find_lane("0.1.0+cpu")
