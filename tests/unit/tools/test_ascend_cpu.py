@@ -100,5 +100,5 @@ def test_the_lanes_of_the_oracle_suite_are_those_of_the_fork():
         name: lane.release for name, lane in load_lanes().items() if name != "ascend"
     }
     assert find_lane("0.23.0+pd.1.ascend.cpu").name == "ascend-cpu"
-    with pytest.raises(RuntimeError, match=r"0\.1\.0 is installed"):
+    with pytest.raises(RuntimeError, match="0.1.0.cpu is installed"):
         find_lane("0.1.0+cpu")
