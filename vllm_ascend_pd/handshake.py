@@ -31,6 +31,7 @@ MUST_BE_EQUAL: Final = (
     "dtype",
     "kv_cache_dtype",
     "device",
+    "data_plane",
     "block_size",
     "layout",
     "kv_layout",
@@ -57,9 +58,11 @@ INFORMATION: Final = (
     "max_logprobs",
     "lora",
     "hash_seed",
+    "data_plane_told",
 )
 
 ABSENT: Final = "(absent)"
+UNKNOWN: Final = "(unknown)"  # could not be read there: equal to anything
 MAX_SHOWN_CHARS: Final = 100
 _MAX_CONFIG_VALUE_CHARS: Final = 400
 # Keys of a Hugging Face config that say nothing about the KV: where it came from, and library defaults.
@@ -103,6 +106,8 @@ def _differences(path: str, ours: Any, theirs: Any) -> Iterator[Difference]:
             yield Difference(f"{path}.length", str(len(ours)), str(len(theirs)))
         for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
             yield from _differences(f"{path}[{index}]", mine, other)
+    elif UNKNOWN in (ours, theirs):
+        return
     elif type(ours) is not type(theirs) or ours != theirs:
         yield Difference(path, shorten(ours), shorten(theirs))
 
@@ -119,8 +124,18 @@ def shorten(value: Any) -> str:
 # ---------------------------------------------------------------- building the record (reads a VllmConfig by attribute)
 
 
-def build_record(vllm_config: Any, pd_config: Any, layout: Mapping[str, Any]) -> dict[str, Any]:
-    """This engine's record. `layout` describes the cache groups (`plan.layout.layout_record`). Reads weight files."""
+def build_record(
+    vllm_config: Any,
+    pd_config: Any,
+    layout: Mapping[str, Any],
+    data_plane: tuple[Mapping[str, str], Mapping[str, str]] = ({"implementation": "host"}, {}),
+) -> dict[str, Any]:
+    """This engine's record. Reads weight files.
+
+    Args:
+        layout: the cache groups (`plan.layout.layout_record`).
+        data_plane: what must be equal about it, and what is told (`datadist.describe_data_plane`).
+    """
     model, cache = vllm_config.model_config, vllm_config.cache_config
     parallel = vllm_config.parallel_config
     structured = vllm_config.structured_outputs_config
@@ -135,6 +150,8 @@ def build_record(vllm_config: Any, pd_config: Any, layout: Mapping[str, Any]) ->
         "dtype": _text(model.dtype),
         "kv_cache_dtype": _text(cache.cache_dtype),
         "device": _device(str(vllm_config.device_config.device_type)),
+        "data_plane": dict(data_plane[0]),
+        "data_plane_told": dict(data_plane[1]),
         "block_size": cache.block_size,
         "layout": layout,
         "kv_layout": _kv_layout(),

@@ -133,6 +133,15 @@ def test_one_common_transport_is_enough(record: dict[str, Any]) -> None:
     assert difference.field == "transports"
 
 
+def test_what_one_side_could_not_read_is_no_difference(record: dict[str, Any]) -> None:
+    def with_tls(tls: str) -> dict[str, Any]:
+        return {**record, "data_plane": {"implementation": "cann", "tls": tls}}
+
+    assert compare(with_tls("on"), with_tls(handshake.UNKNOWN)) == []
+    assert compare(with_tls(handshake.UNKNOWN), with_tls("off")) == []
+    assert compare(with_tls("on"), with_tls("off")) == [Difference("data_plane.tls", "on", "off")]
+
+
 def test_two_long_values_stay_apart_when_shortened() -> None:
     found = compare({"weights": "a" * 500 + "1"}, {"weights": "a" * 500 + "2"})
     (weights,) = [difference for difference in found if difference.field == "weights"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from vllm_ascend_pd.datadist.api import DataDist, DataDistModule, Way
 from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listening_port, load
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
+from vllm_ascend_pd.datadist.environment import describe_data_plane
 from vllm_ascend_pd.datadist.ports import pick_port
 from vllm_ascend_pd.datadist.settings import (
     DataPlaneSettings,
@@ -29,6 +30,7 @@ __all__ = [
     "bind_thread",
     "build_options",
     "choose_way",
+    "describe_data_plane",
     "link_counts",
     "link_reserve_bytes",
     "link_transport",

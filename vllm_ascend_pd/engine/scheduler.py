@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.control.server import ControlServer, Reply
+from vllm_ascend_pd.datadist import describe_data_plane, load, pick_port
 from vllm_ascend_pd.engine.caches import describe_groups
 from vllm_ascend_pd.engine.decode import DecodeHalf
 from vllm_ascend_pd.engine.prefill import PrefillHalf
@@ -57,7 +58,10 @@ class SchedulerHalf:
         self._pool: Any = None
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
-        record = build_record(vllm_config, config, {"groups": layout_record(groups)})
+        self._module = load()
+        data_plane = describe_data_plane(self._module, config.rank_table)
+        record = build_record(vllm_config, config, {"groups": layout_record(groups)}, data_plane)
+        self._record = record
         num_ranks = int(vllm_config.parallel_config.tensor_parallel_size)
         self.prefill: PrefillHalf | None = None
         self.decode: DecodeHalf | None = None
@@ -93,7 +97,8 @@ class SchedulerHalf:
         if self.prefill is not None:
             host = self.config.listen_host
             literal = f"[{host}]" if ":" in host else host
-            peer_endpoint = f"tcp://{literal}:{self.config.listen_port or '*'}"
+            any_port = "*" if self._module.name == "host" else pick_port("0.0.0.0")  # away from CANN's ports
+            peer_endpoint = f"tcp://{literal}:{self.config.listen_port or any_port}"
         server = ControlServer(self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick)
         server.start()
         if self.prefill is not None:
@@ -112,8 +117,13 @@ class SchedulerHalf:
         if self.prefill is not None:
             self.prefill.bind_pool(pool)
 
-    def set_ranks(self, ranks: tuple[RankAddress, ...]) -> None:
-        """Where the worker ranks serve their caches (prefill)."""
+    def set_ranks(self, ranks: tuple[RankAddress, ...], caches: Sequence[Sequence[dict[str, Any]]] = ()) -> None:
+        """Where the worker ranks serve their caches (prefill), and how each has ordered them (both roles).
+
+        The order goes into the handshake's record: one entry where all ranks are alike.
+        """
+        alike = all(record == caches[0] for record in caches)
+        self._record["layout"]["caches"] = list(caches[:1] if alike else caches)
         if self.prefill is not None:
             self.prefill.ranks = ranks
 
