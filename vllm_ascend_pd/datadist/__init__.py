@@ -10,6 +10,7 @@ from vllm_ascend_pd.datadist.api import DataDist, DataDistModule, Way
 from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listening_port, load
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
 from vllm_ascend_pd.datadist.environment import describe_data_plane
+from vllm_ascend_pd.datadist.pair_table import own_device
 from vllm_ascend_pd.datadist.ports import pick_port
 from vllm_ascend_pd.datadist.settings import (
     DataPlaneSettings,
@@ -36,6 +37,7 @@ __all__ = [
     "link_transport",
     "listening_port",
     "load",
+    "own_device",
     "pick_port",
     "start",
 ]

@@ -1,21 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pure: the rank table of one two-sided link, built from what both sides say of their devices.
+"""The rank table of one two-sided link, and the device that this rank says it is in one.
 
 Rank 0 is the prefill side, rank 1 the decode side. Both sides build the same text from the same two records and
-compare its digest before they link: nobody writes this file, and nobody is handed one.
+compare its digest before they link: nobody writes this table, and nobody is handed one. Where the records come from
+is `own_device`: the system, or with `--pd-rank-table` a file. Runs in workers; not run on an NPU.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from typing import Final
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
 
-from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.ascend.devices import discover, local_addresses
+from vllm_ascend_pd.ascend.ranktable import RankTable, from_devices, read_table, write_table
+from vllm_ascend_pd.datadist.api import DataDistModule, Way
+from vllm_ascend_pd.errors import PDConfigError, PDError
 from vllm_ascend_pd.wire import DeviceAddress
 
-VERSION_A2: Final = "1.0"
-VERSION_A3: Final = "1.2"
+logger = logging.getLogger(__name__)
+
+Discover = Callable[..., list[DeviceAddress]]
 
 
 class PairTableError(PDError):
@@ -23,31 +29,25 @@ class PairTableError(PDError):
 
 
 def build_pair_table(prefill: DeviceAddress, decode: DeviceAddress) -> str:
-    """JSON for `LLMDataDist.link`; every scalar in it is a string, as the format wants.
+    """JSON for `LLMDataDist.link`: version 1.0 for A2, 1.2 with one or two super pods for A3.
 
     Raises:
         PairTableError: a super node's device with one that is in none, one device twice, or an address missing.
     """
-    _check(prefill, decode)
-    is_super_node = bool(prefill.super_device_id)
-    devices = [_describe(rank, device, is_super_node) for rank, device in enumerate((prefill, decode))]
-    servers: list[dict[str, object]] = []
-    if prefill.server_id == decode.server_id:
-        servers = [{"server_id": prefill.server_id, "device": devices}]
-    else:
-        servers = [
-            {"server_id": device.server_id, "device": [text]}
-            for device, text in zip((prefill, decode), devices, strict=True)
-        ]
-    table: dict[str, object] = {
-        "version": VERSION_A3 if is_super_node else VERSION_A2,
-        "status": "completed",
-        "server_count": str(len(servers)),
-        "server_list": servers,
-    }
-    if is_super_node:
-        table["super_pod_list"] = _list_pods(prefill, decode)
-    return json.dumps(table, sort_keys=True, separators=(",", ":"))
+    for side, device in (("prefill", prefill), ("decode", decode)):
+        name = f"rank table: the {side} side's NPU {device.physical_id} of server {device.server_id!r}"
+        if not device.server_id or not device.device_ip:
+            missing = "device_ip" if device.server_id else "server_id"
+            raise PairTableError(f"{name} has no {missing}; run `vllm pd doctor` there")
+        if bool(device.super_device_id) != bool(device.super_pod_id):
+            raise PairTableError(
+                f"{name} has super_device_id {device.super_device_id!r} and super_pod_id {device.super_pod_id!r}; "
+                "give both or neither"
+            )
+    try:
+        return write_table(from_devices([prefill, decode]), indent=None)
+    except PDError as error:
+        raise PairTableError(f"rank table: {error}") from error
 
 
 def digest(table: str) -> str:
@@ -55,44 +55,69 @@ def digest(table: str) -> str:
     return hashlib.sha256(table.encode()).hexdigest()[:32]
 
 
-def _check(prefill: DeviceAddress, decode: DeviceAddress) -> None:
-    for side, device in (("prefill", prefill), ("decode", decode)):
-        if not device.server_id or not device.device_ip:
-            missing = "server_id" if not device.server_id else "device_ip"
-            raise PairTableError(
-                f"rank table: the {side} side's NPU {device.physical_id} has no {missing}; "
-                "run `vllm pd ranktable check` there"
-            )
-        if bool(device.super_device_id) != bool(device.super_pod_id):
-            raise PairTableError(
-                f"rank table: the {side} side's NPU {device.physical_id} has super_device_id "
-                f"{device.super_device_id!r} and super_pod_id {device.super_pod_id!r}; give both or neither"
-            )
-    if bool(prefill.super_device_id) != bool(decode.super_device_id):
-        raise PairTableError(
-            f"rank table: super_device_id: prefill has {prefill.super_device_id!r}, decode {decode.super_device_id!r}; "
-            "an A2 and an A3 device cannot be in one table"
-        )
-    if (prefill.server_id, prefill.physical_id) == (decode.server_id, decode.physical_id):
-        raise PairTableError(
-            f"rank table: NPU {prefill.physical_id} of server {prefill.server_id} is on both sides; "
-            "run prefill and decode on different devices"
-        )
+def own_device(
+    module: DataDistModule,
+    way: Way,
+    device_index: int,
+    rank_table: str = "",
+    role: str = "",
+    find: Discover = discover,
+) -> DeviceAddress | None:
+    """The device of this rank; None on CPU, and where it is not needed and cannot be read.
+
+    Raises:
+        PDConfigError: a rank table is needed and the device is not known, or not in the given file.
+    """
+    if module.name == "host":
+        return None
+    needs_ip = way is Way.TWO_SIDED and not rank_table
+    try:
+        (found,) = find(only=[device_index], require_ip=needs_ip)
+    except PDError as error:
+        if way is Way.TWO_SIDED:
+            raise PDConfigError(f"data plane: the address of NPU {device_index} is needed: {error}") from error
+        logger.warning("data plane: the address of NPU %d could not be read: %s", device_index, error)
+        return None
+    if not rank_table:
+        return found
+    try:
+        table = read_table(Path(rank_table).read_text())
+    except (OSError, ValueError, PDError) as error:
+        raise PDConfigError(f"--pd-rank-table: {rank_table}: {error}") from error
+    return find_in_table(table, found, {found.server_id, *map(str, local_addresses())}, rank_table, role)
 
 
-def _describe(rank: int, device: DeviceAddress, is_super_node: bool) -> dict[str, str]:
-    text = {"device_id": str(device.physical_id), "device_ip": device.device_ip, "rank_id": str(rank)}
-    return {**text, "super_device_id": device.super_device_id} if is_super_node else text
+def find_in_table(
+    table: RankTable, found: DeviceAddress, own_names: Iterable[str], path: str, role: str = ""
+) -> DeviceAddress:
+    """The entry of the device `found` (by its physical id) on the host of these names. Pure.
 
-
-def _list_pods(prefill: DeviceAddress, decode: DeviceAddress) -> list[dict[str, object]]:
-    """One pod, or two; a server is named once in its pod."""
-    pods: dict[str, list[str]] = {}
-    for device in (prefill, decode):
-        servers = pods.setdefault(device.super_pod_id, [])
-        if device.server_id not in servers:
-            servers.append(device.server_id)
-    return [
-        {"super_pod_id": pod, "server_list": [{"server_id": server} for server in servers]}
-        for pod, servers in pods.items()
+    Raises:
+        PDConfigError: it is not there, or there for the other role only.
+    """
+    names = set(own_names)
+    entries = [
+        (group, server, device)
+        for group, server, device in table.rows()
+        if server.server_id in names and device.device_id == str(found.physical_id)
     ]
+    if not entries:
+        raise PDConfigError(
+            f"--pd-rank-table: {path} does not name NPU {found.physical_id} on a server with one of this host's names "
+            f"({', '.join(sorted(names))}); run `vllm pd ranktable check` and correct server_id or device_id"
+        )
+    fitting = [entry for entry in entries if not role or entry[0].title in (role, "")]
+    if not fitting:
+        raise PDConfigError(
+            f"--pd-rank-table: {path} has NPU {found.physical_id} under {entries[0][0].title}, but this instance is "
+            f"{role}; correct the table, or give this instance other devices (ASCEND_RT_VISIBLE_DEVICES)"
+        )
+    _, server, device = fitting[0]
+    return DeviceAddress(
+        server_id=server.server_id,
+        logical_id=found.logical_id,
+        physical_id=found.physical_id,
+        device_ip=device.device_ip or found.device_ip,
+        super_device_id=device.super_device_id,
+        super_pod_id=device.super_pod_id,
+    )
