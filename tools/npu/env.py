@@ -25,7 +25,15 @@ from tools.cache import CacheError, PinnedWheel, compute_digest, fetch_wheels, g
 from tools.installer import find_installer
 
 TORCH_NPU_VERSION: Final = "2.13.0"
-REQUIREMENTS: Final = ("torch==2.13.0", "numpy", "pyyaml", "pytest>=8.3", "pytest-timeout>=2.3")
+REQUIREMENTS: Final = (
+    "torch==2.13.0",
+    "numpy",
+    "pyyaml",
+    "pytest>=8.3",
+    "pytest-timeout>=2.3",
+    "msgspec>=0.19",
+    "pyzmq>=26",  # what an engine's worker half needs of the package
+)
 RECIPE: Final = "1"  # raise it when this file installs something differently
 TORCH_NPU_SHA256: Final = {
     ("3.10", "x86_64"): "3084a5ebdab53d45acbbf3154f7cb45d1e00c463b76f0b9b2149b96c1f12ba67",

@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.plan.layout import CacheGroup, CacheLayout, Region, build_layout
 
+ALIGNMENT = 2 << 20  # of every registered base; kv_memory.py and vllm-ascend allocate accordingly
+MAX_REGIONS = 256  # that one process can register with HCCL, its staging buffer included
+
 # Spec class name -> our kind. Class names, as the classes move between releases.
 _KINDS = {
     "FullAttentionSpec": "full",
     "MLAAttentionSpec": "mla",
+    "AscendMLAAttentionSpec": "mla",
     "SlidingWindowSpec": "sliding_window",
+}
+# What we know and cannot hand over, in words.
+_REFUSED = {
+    "MambaSpec": "the state of Mamba and GDN layers",
+    "AscendSlidingWindowMLASpec": "the compressed caches of DeepSeek-V4",
+    "SlidingWindowMLASpec": "the compressed caches of DeepSeek-V4",
 }
 
 
@@ -28,17 +38,12 @@ def describe_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
         spec = group.kv_cache_spec
         nested = getattr(spec, "kv_cache_specs", None)
         specs = list(nested.values()) if nested else [spec]
-        kinds = {type(s).__name__ for s in specs}
-        unknown = kinds - _KINDS.keys()
-        if unknown:
-            raise PDConfigError(
-                f"--pd-role: cache kind {', '.join(sorted(unknown))} (layers {group.layer_names[0]} …) cannot be "
-                f"handed over by this release (it can: {', '.join(sorted(_KINDS))})"
-            )
+        for each in specs:
+            _refuse_spec(each, group.layer_names[0])
         first = specs[0]
         groups.append(
             CacheGroup(
-                kind="+".join(sorted(_KINDS[k] for k in kinds)),
+                kind="+".join(sorted({_KINDS[type(each).__name__] for each in specs})),
                 block_size=int(spec.block_size),
                 layers=tuple(group.layer_names),
                 num_kv_heads=int(getattr(first, "num_kv_heads", 1)),
@@ -51,50 +56,89 @@ def describe_groups(kv_cache_config: Any) -> tuple[CacheGroup, ...]:
     return tuple(groups)
 
 
-def describe_regions(kv_caches: Mapping[str, Any], num_blocks: int) -> CacheLayout:
-    """Where each layer's blocks lie, from the tensors that the model runner made.
+def _refuse_spec(spec: Any, layer: str) -> None:
+    name = type(spec).__name__
+    why = ""
+    if name not in _KINDS:
+        why = _REFUSED.get(name, "a kind of cache that it does not know")
+    elif (ratio := int(getattr(spec, "compress_ratio", 1) or 1)) > 1:
+        why = f"{_REFUSED['AscendSlidingWindowMLASpec']} (compress_ratio {ratio})"
+    elif (copies := int(getattr(spec, "sfa_dcp_replicated_indexer_size", 1) or 1)) > 1:
+        why = f"an indexer cache that is kept {copies} times for decode context parallelism"
+    if why:
+        raise PDConfigError(
+            f"--pd-role: cache kind {name} (layers {layer} …) cannot be handed over by this release: {why} "
+            f"(it can: {', '.join(sorted(_KINDS))})"
+        )
 
-    A layer is one region when its tensor has blocks as the outermost dimension (vLLM 0.32.0 on CPU), or two when
-    K and V are outermost (0.23.0 on CPU: shape [2, num_blocks, …]).
+
+def refuse_nz(vllm_config: Any) -> None:
+    """vllm-ascend's `enable_kv_nz` keeps the decode side's MLA cache in the NZ format.
+
+    Its shape does not tell, the prefill side writes ND, and a pull moves bytes as they are.
 
     Raises:
-        PDConfigError: a layout in which a block's bytes are not contiguous.
+        PDConfigError: it is on.
     """
-    regions: dict[str, Region] = {}
-    for layer, tensor in kv_caches.items():
-        tensors = tensor if isinstance(tensor, tuple | list) else (tensor,)
-        for index, part in enumerate(tensors):
-            if part.shape[0] % num_blocks and part.dim() > 1 and part.shape[1] % num_blocks == 0:
-                for plane in range(part.shape[0]):
-                    regions[_name(layer, index, plane)] = _region(layer, part[plane], num_blocks)
-            else:
-                regions[_name(layer, index, 0)] = _region(layer, part, num_blocks)
-    return build_layout(regions)
-
-
-def _name(layer: str, index: int, plane: int) -> str:
-    return layer if index == plane == 0 else f"{layer}#{index}.{plane}"
-
-
-def region_layers(layout: CacheLayout, layers: tuple[str, ...]) -> tuple[str, ...]:
-    """The region names of a group's layers: each layer's own, and its further planes."""
-    return tuple(
-        name for layer in layers for name in layout.slot_of_layer if name == layer or name.startswith(f"{layer}#")
-    )
-
-
-def _region(layer: str, tensor: Any, num_blocks: int) -> Region:
-    if tensor.shape[0] % num_blocks:
+    additional = getattr(vllm_config, "additional_config", None) or {}
+    if isinstance(additional, Mapping) and additional.get("enable_kv_nz"):
         raise PDConfigError(
-            f"--pd-role: KV cache of {layer} has shape {tuple(tensor.shape)}; blocks ({num_blocks}) are not outermost"
+            "--additional-config: enable_kv_nz is true, with --pd-role it has to be false: it keeps the MLA cache of "
+            "the decode side in the NZ format while prefill sides write ND, and this release does not convert"
         )
-    kernel_blocks = tensor.shape[0] // num_blocks
-    item = tensor.element_size()
-    inner = tensor[0].numel() * item
-    stride = tensor.stride(0) * item
-    if inner != stride:
+
+
+def describe_caches(kv_caches: Mapping[str, Any], num_blocks: int, groups: Sequence[CacheGroup]) -> CacheLayout:
+    """Where each part of each layer lies, from the tensors that the model runner made.
+
+    Raises:
+        PDConfigError: a layout that cannot be handed over.
+    """
+    parts = {
+        layer: tuple(_region(layer, index, part, num_blocks) for index, part in enumerate(split(cache, num_blocks)))
+        for layer, cache in kv_caches.items()
+    }
+    try:
+        return build_layout(parts, [group.layers for group in groups])
+    except ValueError as error:
+        raise PDConfigError(f"--pd-role: {error}") from error
+
+
+def split(cache: Any, num_blocks: int) -> tuple[Any, ...]:
+    """The parts of one layer's cache, each with its blocks outermost.
+
+    A tuple or list is the parts (vllm-ascend: K and V; nope and rope; an indexer's). One tensor is one part where its
+    blocks are outermost (vLLM 0.32.0 on CPU), or as many as its outermost extent where that is before the blocks
+    (0.23.0 on CPU: `[2, num_blocks, …]`).
+    """
+    tensors = cache if isinstance(cache, tuple | list) else (cache,)
+    parts: list[Any] = []
+    for tensor in tensors:
+        if tensor.shape[0] % num_blocks and tensor.dim() > 1 and tensor.shape[1] % num_blocks == 0:
+            parts += tensor
+        else:
+            parts.append(tensor)
+    return tuple(parts)
+
+
+def _region(layer: str, index: int, part: Any, num_blocks: int) -> Region:
+    """One part's memory.
+
+    The kernels' blocks may be smaller than the scheduler's: then block `b` is the rows `[b * scale, (b + 1) * scale)`
+    of the tensor, which follow one another, so a region of larger blocks is all it takes and no ids are expanded.
+    """
+    name = f"part {index} of {layer}"
+    if part.shape[0] % num_blocks:
         raise PDConfigError(
-            f"--pd-role: blocks of {layer} are {inner} bytes at a stride of {stride}: interleaved layouts cannot be "
+            f"--pd-role: KV cache: {name} has shape {tuple(part.shape)}; blocks ({num_blocks}) are not outermost"
+        )
+    scale = part.shape[0] // num_blocks
+    inner = part[0].numel() * part.element_size()
+    stride = part.stride(0) * part.element_size()
+    if inner != stride or not part[0].is_contiguous():
+        raise PDConfigError(
+            f"--pd-role: KV cache: blocks of {name} are {inner} bytes at a stride of {stride} (strides "
+            f"{tuple(part.stride())}): views into pages shared by several caches, as those of DeepSeek-V4, cannot be "
             "handed over by this release"
         )
-    return Region(int(tensor.data_ptr()), num_blocks, stride * kernel_blocks)
+    return Region(int(part.data_ptr()), num_blocks, stride * scale, str(part.dtype).removeprefix("torch."))

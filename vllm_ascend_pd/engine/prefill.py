@@ -154,6 +154,8 @@ class PrefillHalf:
         if message.wire_version != WIRE_VERSION:
             reply.send(_refuse("wire_version", WIRE_VERSION, message.wire_version))
             return
+        if not self.ranks:
+            return  # starting: the workers have not said where they listen and what; the decode side asks again
         differences = compare(self._record, message.record)
         if differences:
             first = differences[0]
@@ -167,8 +169,6 @@ class PrefillHalf:
             )
             reply.send(_refuse(first.field, first.ours, first.theirs))
             return
-        if not self.ranks:
-            return  # starting: the workers have not said where they listen; the decode side asks again
         self.seen_peers.pop(message.engine_id, None)
         self.seen_peers[message.engine_id] = message.epoch
         if len(self.seen_peers) > MAX_SEEN_PEERS:  # every restart of a decode engine is another one

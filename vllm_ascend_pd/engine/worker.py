@@ -19,9 +19,9 @@ from typing import Any
 
 from vllm_ascend_pd import datadist
 from vllm_ascend_pd.config import PDConfig, PDRole
-from vllm_ascend_pd.engine.caches import describe_groups, describe_regions, region_layers
+from vllm_ascend_pd.engine.caches import describe_caches, describe_groups
 from vllm_ascend_pd.errors import PDConfigError
-from vllm_ascend_pd.plan.layout import CacheLayout
+from vllm_ascend_pd.plan.layout import CacheLayout, caches_record, fingerprint
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.clients import ClientTable
@@ -63,6 +63,7 @@ class WorkerHalf:
         self._posted_s: dict[str, float] = {}  # request id -> what posting its pull took of the step
         self._told_problems: list[str] = []
         self.address: RankAddress | None = None
+        self.caches_record: list[dict[str, Any]] = []  # for the handshake
 
     def register(self, kv_caches: Mapping[str, Any]) -> None:
         """Register every region once and come up: listening (prefill) or ready to link (decode).
@@ -71,7 +72,8 @@ class WorkerHalf:
             PDConfigError: a cache layout that cannot be handed over.
             LLMException: the data plane refused; its message has the status code.
         """
-        layout = describe_regions(kv_caches, self._num_blocks)
+        layout = describe_caches(kv_caches, self._num_blocks, self._groups)
+        self.caches_record = caches_record(layout, self._groups)
         module = datadist.load()
         is_prefill = self._config.role is PDRole.PREFILL
         cluster_id = secrets.randbits(63)
@@ -97,21 +99,22 @@ class WorkerHalf:
         if is_prefill:
             if staging is not None:
                 self._stage_server = self._serve_staging(staging, layout, host)
-            self.address = RankAddress(
-                tp_rank=self._rank,
-                cluster_id=cluster_id,
-                host=host,
-                port=datadist.listening_port(engine) or 0,
-                stage_port=self._stage_server.port if self._stage_server is not None else 0,
-            )
         else:
-            groups = [region_layers(layout, group.layers) for group in self._groups]
+            groups = [group.layers for group in self._groups]
             self._pulls = PullWorkers(self._context(Caches(layout, groups, caches, manager, module), staging, host))
+        self.address = RankAddress(
+            tp_rank=self._rank,
+            cluster_id=cluster_id,
+            host=host,
+            port=datadist.listening_port(engine) or 0,
+            stage_port=self._stage_server.port if self._stage_server is not None else 0,
+            caches=fingerprint(self.caches_record),
+        )
         logger.info(
             "pd rank=%d data plane=%s registered %d regions in %d caches, %d blocks",
             self._rank,
             module.name,
-            sum(map(len, layout.caches)),
+            layout.num_regions(),
             len(layout.caches),
             self._num_blocks,
         )
@@ -218,6 +221,7 @@ class WorkerHalf:
             rank=self._rank,
             num_ranks=self._num_ranks,
             caches=caches,
+            caches_hash=fingerprint(self.caches_record),
             links=self._links,
             ways=self._ways,
             clients=clients,

@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shape of an instance's KV cache: cache groups as the scheduler sees them, regions as memory holds them.
 
-A *cache group* is a set of layers that share a block table. A *region* is the memory of one layer slot:
-`num_blocks` blocks of `block_bytes`, `block_bytes` apart. Groups of a hybrid model share regions (Gemma 3: six
-groups over three slots), so a region is registered once and named by its index.
+A *cache group* is a set of layers that share a block table. A layer's cache has one or more *parts* (K and V; nope
+and rope; an indexer's), each in a *region* of memory: `num_blocks` blocks of `block_bytes`, `block_bytes` apart. Groups
+of a hybrid model share regions (Gemma 3: six groups over three regions), so a region is registered once and named by
+its index. What orders them is in docs/decisions/0008-region-order.md.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -36,17 +37,17 @@ def layout_record(groups: Sequence[CacheGroup]) -> list[dict[str, Any]]:
 
 def layout_fingerprint(groups: Sequence[CacheGroup]) -> str:
     """Short hash of `layout_record`: equal exactly when the groups are."""
-    text = json.dumps(layout_record(groups), sort_keys=True, default=list)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    return fingerprint(layout_record(groups))
 
 
 @dataclass(frozen=True)
 class Region:
-    """Memory of one layer slot, in bytes; `address` is the base of block 0."""
+    """Memory of one part of a layer, in bytes; `address` is the base of block 0."""
 
     address: int
     num_blocks: int
     block_bytes: int
+    dtype: str = field(default="", compare=False)  # of the first layer that it belongs to
 
 
 @dataclass(frozen=True)
@@ -58,24 +59,27 @@ class RegionRun:
     stop: int
 
 
+Slot = tuple[int, int]  # (model_id, tensor index)
+
+
 @dataclass(frozen=True)
 class CacheLayout:
-    """Regions in registration order, per registered cache, and where each layer lives.
+    """Regions in registration order, per registered cache, and where each part of each layer lives.
 
-    Both sides order regions by address within their own arena; equal models give equal orders, so a group's
-    `runs` mean the same layers on both sides. The handshake compares the groups by name.
+    The order is that of (cache group, layer in the group, part of the layer), so it is the same on both sides however
+    their memory was allocated. `caches_record` states it, and the handshake compares it.
     """
 
     caches: tuple[tuple[Region, ...], ...]  # index = model_id
-    slot_of_layer: Mapping[str, tuple[int, int]]  # layer -> (model_id, tensor index)
+    slots_of_layer: Mapping[str, tuple[Slot, ...]]  # layer -> its parts
 
     def runs(self, layers: Sequence[str]) -> tuple[RegionRun, ...]:
-        """The layers of one group as runs of consecutive tensors.
+        """All parts of the layers as runs of consecutive tensors.
 
         Raises:
             KeyError: a layer has no registered region.
         """
-        slots = sorted({self.slot_of_layer[layer] for layer in layers})
+        slots = sorted({slot for layer in layers for slot in self.slots_of_layer[layer]})
         runs: list[RegionRun] = []
         for model_id, index in slots:
             if runs and runs[-1].model_id == model_id and runs[-1].stop == index:
@@ -84,18 +88,63 @@ class CacheLayout:
                 runs.append(RegionRun(model_id, index, index + 1))
         return tuple(runs)
 
+    def num_regions(self) -> int:
+        """Over all caches."""
+        return sum(map(len, self.caches))
 
-def build_layout(region_of_layer: Mapping[str, Region]) -> CacheLayout:
-    """Group the distinct regions by block size into registered caches (one shape each), ordered by address.
+
+def build_layout(parts_of_layer: Mapping[str, Sequence[Region]], groups: Sequence[Sequence[str]]) -> CacheLayout:
+    """Number the distinct regions of the groups' layers; regions of one shape make a registered cache.
+
+    Caches are ordered by their first region. Addresses decide nothing: on a device each tensor is an allocation of
+    its own, and their addresses come in another order in every process.
 
     Raises:
-        ValueError: two layers overlap without being the same region.
+        ValueError: two regions overlap without being the same, a group's layer has no memory, or memory belongs to no
+            group.
     """
-    distinct = sorted(set(region_of_layer.values()), key=lambda r: r.address)
-    for before, after in zip(distinct, distinct[1:], strict=False):
+    missing = [layer for group in groups for layer in group if layer not in parts_of_layer]
+    if missing:
+        raise ValueError(f"layer {missing[0]} is in a cache group, but has no KV cache")
+    ordered = dict.fromkeys(region for group in groups for layer in group for region in parts_of_layer[layer])
+    for layer, parts in parts_of_layer.items():  # layers without a group may look at another layer's memory
+        if not all(region in ordered for region in parts):
+            raise ValueError(f"layer {layer} has a KV cache, but is in no cache group")
+    _check_overlaps(ordered)
+    by_shape: dict[tuple[int, int], list[Region]] = {}
+    for region in ordered:
+        by_shape.setdefault((region.block_bytes, region.num_blocks), []).append(region)
+    caches = tuple(map(tuple, by_shape.values()))
+    slot = {region: (m, t) for m, cache in enumerate(caches) for t, region in enumerate(cache)}
+    return CacheLayout(caches, {layer: tuple(slot[part] for part in parts) for layer, parts in parts_of_layer.items()})
+
+
+def _check_overlaps(regions: Iterable[Region]) -> None:
+    by_address = sorted(regions, key=lambda region: region.address)
+    for before, after in zip(by_address, by_address[1:], strict=False):
         if before.address + before.num_blocks * before.block_bytes > after.address:
             raise ValueError(f"KV cache regions overlap: {before} and {after}")
-    shapes = sorted({(r.block_bytes, r.num_blocks) for r in distinct})
-    caches = tuple(tuple(r for r in distinct if (r.block_bytes, r.num_blocks) == shape) for shape in shapes)
-    slot = {region: (m, t) for m, cache in enumerate(caches) for t, region in enumerate(cache)}
-    return CacheLayout(caches, {layer: slot[region] for layer, region in region_of_layer.items()})
+
+
+def caches_record(layout: CacheLayout, groups: Sequence[CacheGroup]) -> list[dict[str, Any]]:
+    """What must be equal on both sides for a pull by (cache, tensor, block) to pair the same layers (JSON-able).
+
+    Per group and layer its parts: registered cache, tensor in it, bytes of a block, element type.
+    """
+
+    def describe(slot: Slot) -> list[Any]:
+        region = layout.caches[slot[0]][slot[1]]
+        return [*slot, region.block_bytes, region.dtype]
+
+    return [
+        {
+            "kind": group.kind,
+            "layers": {layer: list(map(describe, layout.slots_of_layer[layer])) for layer in group.layers},
+        }
+        for group in groups
+    ]
+
+
+def fingerprint(record: Any) -> str:
+    """Short hash of something JSON-able."""
+    return hashlib.sha256(json.dumps(record, sort_keys=True, default=list).encode()).hexdigest()[:16]

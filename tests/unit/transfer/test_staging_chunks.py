@@ -21,9 +21,9 @@ def make_layout(shapes: list[int]) -> CacheLayout:
     """One region per entry, with blocks of that many bytes."""
     regions, address = {}, 1 << 21
     for index, block_bytes in enumerate(shapes):
-        regions[f"l{index}"] = Region(address, NUM_BLOCKS, block_bytes)
+        regions[f"l{index}"] = (Region(address, NUM_BLOCKS, block_bytes),)
         address += NUM_BLOCKS * block_bytes + 64
-    return build_layout(regions)
+    return build_layout(regions, [list(regions)])
 
 
 def expand(item: StageItem, dst_blocks: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
@@ -61,9 +61,10 @@ def test_chunks_hold_every_pair_once_and_fit_their_slot(shapes, num_blocks, slot
         for pair in expand(item, dst)
     )
     wanted = Counter(
-        (*layout.slot_of_layer[layer], src, dst)
+        (*slot, src, dst)
         for pull in pulls
         for layer in groups[pull.group]
+        for slot in layout.slots_of_layer[layer]
         for src, dst in zip(pull.src_blocks, pull.dst_blocks, strict=True)
     )
     assert moved == wanted

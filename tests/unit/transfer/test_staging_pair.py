@@ -40,7 +40,7 @@ class Side:
         for index, block_bytes in enumerate(SHAPES):
             regions[f"l{index}"] = Region(address, NUM_BLOCKS, block_bytes)
             address += NUM_BLOCKS * block_bytes
-        self.layout: CacheLayout = build_layout(regions)
+        self.layout: CacheLayout = build_layout({name: (region,) for name, region in regions.items()}, [list(regions)])
         self.regions = list(regions.values())
         ctypes.memset(self.arena.address, fill, sum(SHAPES) * NUM_BLOCKS)
 

@@ -91,7 +91,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> DataDistRankAddress | None:
         address = self.worker.address
-        return None if address is None else DataDistRankAddress(address)
+        return None if address is None else DataDistRankAddress(address, self.worker.caches_record)
 
     # ---------------------------------------------------------------- scheduler side
 
@@ -99,8 +99,8 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         self.half.bind_pool(gpu_block_pool)
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
-        addresses = (told.address for told in metadata.values())
-        self.half.set_ranks(tuple(sorted(addresses, key=lambda address: address.tp_rank)))
+        told = sorted(metadata.values(), key=lambda rank: rank.address.tp_rank)
+        self.half.set_ranks(tuple(rank.address for rank in told), [rank.caches for rank in told])
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))

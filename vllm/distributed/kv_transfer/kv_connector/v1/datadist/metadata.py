@@ -43,6 +43,7 @@ class DataDistWorkerMeta(KVConnectorWorkerMetadata):
 
 @dataclass
 class DataDistRankAddress(KVConnectorHandshakeMetadata):
-    """Where a prefill rank serves its caches."""
+    """Where a rank serves its caches (decode: nowhere), and how it has ordered them (`plan.layout.caches_record`)."""
 
     address: RankAddress
+    caches: list[dict[str, Any]] = field(default_factory=list)
