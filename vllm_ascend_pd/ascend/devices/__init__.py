@@ -23,7 +23,7 @@ from vllm_ascend_pd.ascend.devices.health import (
     npu_health,
     tls_switch,
 )
-from vllm_ascend_pd.ascend.devices.inventory import Network, discover, inventory
+from vllm_ascend_pd.ascend.devices.inventory import Network, discover, inventory, to_addresses
 from vllm_ascend_pd.ascend.devices.numbering import VISIBLE_VARIABLE
 from vllm_ascend_pd.ascend.devices.system import CommandResult, System
 
@@ -51,4 +51,5 @@ __all__ = [
     "local_addresses",
     "npu_health",
     "tls_switch",
+    "to_addresses",
 ]

@@ -57,12 +57,28 @@ def discover(
     """
     system = system or System()
     found = inventory(system, only=only, network=network)
-    wanted = [device for device in found.devices if device.logical_id is not None]
+    return to_addresses(found, system, only=only, server_id=server_id, require_ip=require_ip)
+
+
+def to_addresses(
+    found: Inventory,
+    system: System,
+    *,
+    only: Collection[int] | None = None,
+    server_id: str = "",
+    require_ip: bool = True,
+) -> list[DeviceAddress]:
+    """`discover` from an inventory that has been made with the same `only`.
+
+    Raises:
+        DeviceError: as `discover`.
+    """
+    wanted = list(found.visible)
     if only is not None:
         wanted = [device for device in wanted if device.logical_id in only]
         missing = sorted(set(only) - {device.logical_id for device in wanted if device.logical_id is not None})
         if missing:
-            there = ", ".join(str(device.logical_id) for device in found.devices if device.logical_id is not None)
+            there = ", ".join(str(device.logical_id) for device in found.visible)
             raise DeviceError(
                 f"there is no NPU with logical id {missing[0]}: this process sees {there or 'none'} "
                 f"({VISIBLE_VARIABLE}={system.environ.get(VISIBLE_VARIABLE, '')!r}); lower the parallel size or give "
