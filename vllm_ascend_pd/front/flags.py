@@ -214,6 +214,9 @@ TOOL_VARIABLES: Final = (
     "VLLM_PD_COPY_THREADS",  # native/pool.py
     "VLLM_PD_COPY_CPUS",
     "VLLM_PD_HOST_LIBRARY",  # native/library.py
+    "VLLM_PD_NPU_BACKEND",  # npu/probing.py
+    "VLLM_PD_NPU_EXTENSION",
+    "VLLM_PD_NPU_KERNEL",
 )
 
 

@@ -15,6 +15,7 @@ from tools.reference.errors import find_http_errors
 from tools.reference.metrics import find_metrics
 from tools.reference.reasons import find_fallback_reasons
 from tools.reference.sources import HOLE, PACKAGE, templates
+from vllm_ascend_pd.front.flags import ENV_PREFIX, TOOL_VARIABLES
 
 BLOCKED = "import sys; sys.modules['vllm'] = sys.modules['torch'] = None; "
 
@@ -60,6 +61,11 @@ def test_reasons_of_each_kind_are_found(reason):
 
 def test_variables_that_are_described_are_read():
     assert set(meanings.VARIABLES) <= set(find_variables())
+
+
+def test_every_variable_of_ours_is_known_to_the_server():
+    ours = {name for name in find_variables() if name.startswith(ENV_PREFIX)}
+    assert ours <= set(TOOL_VARIABLES), "`vllm serve` would refuse to start where one of them is set"
 
 
 def test_metrics_of_both_processes_are_found():
