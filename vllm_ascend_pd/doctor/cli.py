@@ -271,6 +271,8 @@ def _wait(options: Options, facts: LocalFacts, report: Report) -> int:
             [ok("network.listening", f"a doctor waits on {host}:{port}; on the other host: {_how(port, options)}")]
         )
         _tell(report, options)
+        if options.as_json:
+            print(json.dumps({"event": "listening", "host": host, "port": port}), flush=True)
         _until_done(options, visits)
     finally:
         listener.close()

@@ -100,11 +100,7 @@ class Host:
             return ""
         wanted = {f"socket:[{inode}]" for inode in inodes}
         for process in (self.root / "proc").glob("[0-9]*"):
-            try:
-                names = {os.readlink(entry) for entry in (process / "fd").iterdir()}
-            except OSError:  # another user's, or gone
-                continue
-            if names & wanted:
+            if any(_link_of(entry) in wanted for entry in _entries(process / "fd")):
                 return f"{self.read(f'/proc/{process.name}/comm') or 'process'} (pid {process.name})"
         return ""
 
@@ -116,3 +112,17 @@ class Host:
                 if len(words) > 9 and words[3] == "0A" and int(words[1].rpartition(":")[2], 16) == port:
                     found.add(words[9])
         return found
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except OSError:  # another user's, or gone
+        return []
+
+
+def _link_of(entry: Path) -> str:
+    try:
+        return os.readlink(entry)
+    except OSError:
+        return ""

@@ -8,11 +8,10 @@ import ipaddress
 import os
 
 from vllm_ascend_pd.config import WILDCARD_HOSTS, is_loopback
+from vllm_ascend_pd.datadist.ports import TAKEN_BY_CANN, allowed_ports
 from vllm_ascend_pd.doctor.check import Check, fail, not_applicable, ok, warn
 from vllm_ascend_pd.doctor.host import Host
-
-NPU_PORTS = (20000, 35999)  # CANN's direct transport takes random ports here (8 NPUs: up to 27999)
-FIRST_SAFE_PORT = 36000
+from vllm_ascend_pd.errors import PDConfigError
 
 
 def check_address(host: Host, listen_host: str, flag: str = "--pd-listen") -> Check:
@@ -103,22 +102,20 @@ def check_port(host: Host, listen_host: str, port: int, flag: str = "--pd-listen
 def check_npu_ports(host: Host, port: int, flag: str = "--pd-listen") -> Check:
     """CANN's direct transport takes random ports in 20000-35999; others there fail now and then."""
     key, num_npus = "network.npu-ports", host.count_npus()
-    first, last = NPU_PORTS
+    first, last = TAKEN_BY_CANN.start, TAKEN_BY_CANN.stop - 1
     if num_npus == 0:
         return not_applicable(key, "no NPU is visible: no port is taken by CANN")
-    if first <= port <= last:
-        return fail(
-            key,
-            f"{flag}: port {port} is inside {first}-{last}, where CANN takes random ports",
-            f"give a port from {FIRST_SAFE_PORT} up, or below {first}",
-        )
+    try:
+        ours = allowed_ports(port)
+    except PDConfigError as error:
+        seen, _, todo = str(error).replace("--pd-listen", flag).rpartition("; ")
+        return fail(key, seen, todo)
     lowest, highest = host.ephemeral_ports()
     is_reserved = any(low <= max(first, lowest) and high >= min(last, highest) for low, high in host.reserved_ports())
     if lowest <= last and highest >= first and not is_reserved:
         return warn(
             key,
             f"the system gives away ports {lowest}-{highest}, which meet CANN's {first}-{last}",
-            f'as root: sysctl -w net.ipv4.ip_local_port_range="{FIRST_SAFE_PORT} 60999" (in the instance\'s network '
-            "namespace)",
+            f'in the instance\'s network namespace, as root: sysctl -w net.ipv4.ip_local_port_range="{last + 1} 60999"',
         )
-    return ok(key, f"nothing of ours in {first}-{last}, where CANN takes random ports")
+    return ok(key, f"the data plane takes {ours.start}-{ours.stop - 1}, CANN random ones from {first}-{last}")

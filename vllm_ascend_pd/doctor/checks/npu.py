@@ -68,7 +68,7 @@ def check_npus(host: Host, facts: NpuFacts | None) -> list[Check]:
         _check_ids(facts.inventory),
         _check_health(facts.health),
         _check_network(facts.inventory, facts.links),
-        check_hccn_conf(facts.hccn),
+        check_hccn_conf(facts.hccn, facts.inventory.generation),
         _check_tls(facts.tls),
         check_environment(host),
         _check_memory(),
@@ -137,15 +137,13 @@ def _check_network(found: devices.Inventory, links: tuple[devices.LinkState, ...
     return ok(key, seen)
 
 
-def check_hccn_conf(conf: devices.HccnConf) -> Check:
-    """HCCL reads it in every process."""
+def check_hccn_conf(conf: devices.HccnConf, generation: str = "") -> Check:
+    """HCCL reads it in every process. On A3 the links of one super node do without."""
     key = "npu.hccn-conf"
     if not conf.present:
-        return fail(
-            key,
-            f"{conf.path} is not here: HCCL does not find the addresses of the NPUs' ports",
-            f"in a container: docker -v {conf.path}:{conf.path}:ro; on a host, set the addresses with hccn_tool",
-        )
+        seen = f"{conf.path} is not here: HCCL does not find the addresses of the NPUs' own ports"
+        todo = f"in a container: docker -v {conf.path}:{conf.path}:ro; on a host, set the addresses with hccn_tool"
+        return fail(key, seen, todo) if generation == "a2" else warn(key, seen, todo)
     if conf.problems:
         return fail(key, f"{conf.path} " + "; ".join(conf.problems), "correct the line on the host")
     return ok(key, f"{conf.path} has {len(conf.addresses)} addresses")
