@@ -116,10 +116,12 @@ def _refusal(parse: object) -> str:
     assert callable(parse)
     said = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
             parse()
     except PDConfigError as error:
         return str(error)
-    except SystemExit:
+    except SystemExit as ended:
+        if ended.code == 0:  # --help
+            return ""
         return said.getvalue().strip().splitlines()[-1]
     return ""
