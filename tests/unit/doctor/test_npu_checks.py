@@ -19,7 +19,7 @@ OK, WARN, FAIL, NA = State.OK, State.WARN, State.FAIL, State.NOT_APPLICABLE
 
 def facts_of(recording: str, tmp_path: Path) -> npu.NpuFacts:
     """All that a recording says; some hold the questions of the inventory only."""
-    system = replay(recording, tmp_path)
+    system = replay(recording, tmp_path / recording)
     try:
         facts = npu.read_npus(make_host(tmp_path), system)
     except KeyError:

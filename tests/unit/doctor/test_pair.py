@@ -4,11 +4,14 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -189,19 +192,24 @@ def test_a_second_visitor_is_told_to_wait_and_a_lost_one_is_forgotten(doctors, s
 
 def test_nothing_is_left_of_a_visit(doctors, secret_path: Path):
     doctor = doctors()
-    before = _resources(doctor)
-    for _ in range(2):
+    visit(doctor.port, load_secret(secret_path), num_bytes=MIB)
+    first = _open_files(doctor)
+    for _ in range(3):
         visit(doctor.port, load_secret(secret_path), num_bytes=MIB)
-    deadline = time.monotonic() + 10
-    while _resources(doctor)[1] > before[1] and time.monotonic() < deadline:
-        time.sleep(0.1)  # sockets of the last visit close
-    files, after = _resources(doctor)
-    assert after <= before[1] + 4, files
+    deadline = time.monotonic() + 5
+    while (last := _open_files(doctor)) > first and time.monotonic() < deadline:
+        time.sleep(0.05)  # sockets of the last visit close
+    assert last <= first
+    assert last["memfd"] == 0
 
 
-def _resources(doctor: Doctor) -> tuple[list[str], int]:
-    entries = list(Path(f"/proc/{doctor.process.pid}/fd").iterdir())
-    return [str(entry) for entry in entries], len(entries)
+def _open_files(doctor: Doctor) -> Counter[str]:
+    """Of that process, by kind."""
+    found: Counter[str] = Counter(memfd=0)
+    for entry in Path(f"/proc/{doctor.process.pid}/fd").iterdir():
+        with suppress(OSError):
+            found["memfd" if "memfd" in os.readlink(entry) else "other"] += 1
+    return found
 
 
 # ---------------------------------------------------------------- the command

@@ -8,6 +8,7 @@ process (LLMDataDist is a singleton). Blocks its caller, within deadlines. On NP
 from __future__ import annotations
 
 import ctypes
+import gc
 import secrets
 import time
 from contextlib import suppress
@@ -224,6 +225,8 @@ class DoctorPlane:
             with suppress(self._module.LLMException):
                 engine.finalize()
         self._source = self._target = None
+        del engine
+        gc.collect()  # an engine's objects refer to one another, and to the memory, which should be gone now
 
     def _make_memory(self) -> ProbeMemory:
         num_bytes = self._geometry.stride * self._geometry.num_tensors
