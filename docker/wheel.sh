@@ -1,0 +1,14 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Build the fork's wheel from the checkout in the current folder: wheel.sh LANE OUT
+# VLLM_PD_CACHE (a cache mount) keeps upstream's artefact and the compiler, each checked by its hash at every use.
+set -eu
+
+lane=${1:?wheel.sh LANE OUT}
+out=${2:?wheel.sh LANE OUT}
+venv=$(mktemp -d)
+trap 'rm -rf "$venv"' EXIT
+python3 -m venv "$venv"
+libcst=$(sed -n 's/.*"\(libcst==[^"]*\)".*/\1/p' pyproject.toml)
+"$venv/bin/pip" install --no-cache-dir --disable-pip-version-check -q "${libcst:?no pin of libcst in pyproject.toml}"
+"$venv/bin/python" -m tools.fork wheel --lane "$lane" --out "$out"
