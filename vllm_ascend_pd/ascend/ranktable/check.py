@@ -49,23 +49,23 @@ def check_table(table: RankTable) -> list[Problem]:
 
 
 def _problem(device: TableDevice, name: str, message: str, action: str) -> Problem:
-    return Problem("fail", device.line, f"{device.place}{name}", message, action)
+    return Problem("fail", device.line_of(name), f"{device.place}{name}", message, action)
 
 
 def _check_header(table: RankTable) -> Iterable[Problem]:
     if table.version and table.version not in VERSIONS:
         action = "write 1.0 for A2, 1.2 for A3 (2.0 and 1.3 are other files)"
-        yield Problem("fail", table.line, "version", f"is {table.version!r}, known are 1.0 and 1.2", action)
+        yield Problem("fail", table.line_of("version"), "version", f"is {table.version!r}, known are 1.0 and 1.2", action)
     if table.status != "completed":
         seen = f"is {table.status!r}: whoever writes this file has not finished"
-        yield Problem("fail", table.line, "status", seen, "wait for it, or generate the table again")
+        yield Problem("fail", table.line_of("status"), "status", seen, "wait for it, or generate the table again")
     if table.format == "roles" and table.version == "1.0":
-        yield Problem("warn", table.line, "version", "is 1.0; readers of this format were only given 1.2", "write 1.2")
+        yield Problem("warn", table.line_of("version"), "version", "is 1.0; readers of this format were only given 1.2", "write 1.2")
     for group in table.groups:
         if table.format == "groups" and group.group_id in {
             other.group_id for other in table.groups if other is not group
         }:
-            yield Problem("fail", group.line, "group_id", f"group {group.group_id!r} is there twice", "merge them")
+            yield Problem("fail", group.line_of("group_id"), f"{group.place}group_id", f"group {group.group_id!r} is there twice", "merge them")
 
 
 def _check_numbers(rows: Iterable[Row]) -> Iterable[Problem]:
@@ -83,7 +83,7 @@ def _check_numbers(rows: Iterable[Row]) -> Iterable[Problem]:
         if _is_number(device.device_id, _MAX_NUMBER) and int(device.device_id) >= _DIE_LIMIT:
             action = "is this a super device id? write the physical id (/dev/davinci<N> on the host)"
             seen = f"is {device.device_id}; no A2 or A3 server has more than {_DIE_LIMIT} devices"
-            yield Problem("warn", device.line, f"{device.place}device_id", seen, action)
+            yield Problem("warn", device.line_of("device_id"), f"{device.place}device_id", seen, action)
 
 
 def _is_number(value: str, limit: int) -> bool:
@@ -104,7 +104,7 @@ def _check_addresses(table: RankTable, rows: list[Row]) -> Iterable[Problem]:
         for server in group.servers:
             if server.host_ip and not _is_address(server.host_ip):
                 seen = f"is {server.host_ip[:60]!r}"
-                yield Problem("fail", server.line, f"{server.place}host_ip", seen, "write the host's IP address")
+                yield Problem("fail", server.line_of("host_ip"), f"{server.place}host_ip", seen, "write the host's IP address")
 
 
 def _is_address(value: str) -> bool:
@@ -129,9 +129,9 @@ def _check_duplicates(table: RankTable, rows: list[Row]) -> Iterable[Problem]:
             if server.server_id in seen:
                 message = f"server {server.server_id!r} is there twice (also on line {seen[server.server_id]})"
                 yield Problem(
-                    "fail", server.line, f"{server.place}server_id", message, "put its devices into one entry"
+                    "fail", server.line_of("server_id"), f"{server.place}server_id", message, "put its devices into one entry"
                 )
-            seen.setdefault(server.server_id, server.line)
+            seen.setdefault(server.server_id, server.line_of("server_id"))
 
 
 def _scope(row: Row) -> str:
@@ -147,7 +147,7 @@ def _twice(rows: list[Row], name: str, key: Callable[[Row], tuple[str, str]], ac
         if not found[1]:
             continue
         if found in first:
-            seen = f"{found[1]!r} is there twice (also on line {first[found].line})"
+            seen = f"{found[1]!r} is there twice (also on line {first[found].line_of(name)})"
             yield _problem(device, name, seen, action)
         else:
             first[found] = device
@@ -174,7 +174,7 @@ def _check_super_nodes(table: RankTable, rows: list[Row]) -> Iterable[Problem]:
     if not inside:
         if table.format == "pair" and table.version == "1.2":
             seen = "is 1.2, but no device has a super_device_id: links go over RoCE, on A3 they time out without it"
-            yield Problem("warn", table.line, "version", seen, "on A2 write 1.0; on A3 add SDIDs")
+            yield Problem("warn", table.line_of("version"), "version", seen, "on A2 write 1.0; on A3 add SDIDs")
         return
     if table.version == "1.0":
         first = inside[0][2]

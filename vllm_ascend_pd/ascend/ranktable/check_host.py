@@ -24,7 +24,7 @@ def check_host(table: RankTable, found: Inventory, own_names: Collection[str]) -
     if not here:
         names = ", ".join(table.server_ids[:4]) + (", …" if len(table.server_ids) > 4 else "")
         own = ", ".join(sorted(own_names)[:6])
-        line = next((server.line for group in table.groups for server in group.servers), table.line)
+        line = next((server.line_of("server_id") for group in table.groups for server in group.servers), table.line)
         return [
             Problem(
                 "fail",
@@ -45,7 +45,7 @@ def check_host(table: RankTable, found: Inventory, own_names: Collection[str]) -
         problems.append(Problem("fail", first.line, f"{first.place}super_device_id", seen, _GENERATE))
     if found.generation == "a3" and table.format == "pair" and table.version == "1.0":
         seen = "is 1.0, and this host is an A3"
-        problems.append(Problem("fail", table.line, "version", seen, "write 1.2, with super ids; or " + _GENERATE))
+        problems.append(Problem("fail", table.line_of("version"), "version", seen, "write 1.2, with super ids; or " + _GENERATE))
     return problems
 
 
@@ -59,11 +59,11 @@ def _compare(
         if device.device_id in {str(facts.container_id) for facts in found.devices}:
             hint = " (this container counts from 0; the table needs the host's numbers)"
         seen = f"server {server.server_id!r} has no NPU {device.device_id}; here are {there}{hint}"
-        yield Problem("fail", device.line, f"{device.place}device_id", seen, "write the physical id, or " + _GENERATE)
+        yield Problem("fail", device.line_of("device_id"), f"{device.place}device_id", seen, "write the physical id, or " + _GENERATE)
         return
     if actual.logical_id is None:
         seen = f"NPU {device.device_id} is hidden from this process (ASCEND_RT_VISIBLE_DEVICES): not compared"
-        yield Problem("warn", device.line, f"{device.place}device_id", seen, "check where the variable is not set")
+        yield Problem("warn", device.line_of("device_id"), f"{device.place}device_id", seen, "check where the variable is not set")
         return
     pairs = (
         ("device_ip", device.device_ip, {actual.device_ip, actual.nic_ip, actual.vnic_ip}),
@@ -77,4 +77,4 @@ def _compare(
             # On A3 the address of the chip's own port may stand there as well, and has not been asked for.
             unsure = name == "device_ip" and found.generation == "a3" and not actual.nic_ip
             level: Literal["warn", "fail"] = "warn" if unsure else "fail"
-            yield Problem(level, device.line, f"{device.place}{name}", seen, _GENERATE)
+            yield Problem(level, device.line_of(name), f"{device.place}{name}", seen, _GENERATE)

@@ -8,7 +8,7 @@ A table has groups of servers with devices. A *pair* table has one group without
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -48,8 +48,21 @@ class RankTableError(PDError):
         self.problem = problem
 
 
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """Where something stands in the file that was read; nothing of it counts when two are compared."""
+
+    line: int = field(default=0, compare=False)
+    place: str = field(default="", compare=False)  # its path in the file
+    field_lines: Mapping[str, int] = field(default_factory=dict, compare=False)
+
+    def line_of(self, name: str) -> int:
+        """The line of a field; of the whole where the field is missing."""
+        return self.field_lines.get(name, self.line)
+
+
 @dataclass(frozen=True)
-class TableDevice:
+class TableDevice(Placed):
     """One rank. Empty texts are fields that are not in the file."""
 
     device_id: str
@@ -64,12 +77,10 @@ class TableDevice:
     backup_device_port: str = ""
     device_logical_id: str = ""
     extras: Extras = ()
-    line: int = field(default=0, compare=False)
-    place: str = field(default="", compare=False)  # its path in the file
 
 
 @dataclass(frozen=True)
-class TableServer:
+class TableServer(Placed):
     """One host. In a roles table one run of devices of the same host."""
 
     server_id: str
@@ -77,17 +88,14 @@ class TableServer:
     host_ip: str = ""
     server_ip: str = ""
     extras: Extras = ()
-    line: int = field(default=0, compare=False)
-    place: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
-class TableGroup:
+class TableGroup(Placed):
     """`group_id` as in the file; `prefill` and `decode` in a roles table, empty in a pair table."""
 
     group_id: str
     servers: tuple[TableServer, ...] = ()
-    line: int = field(default=0, compare=False)
 
     @property
     def title(self) -> str:
@@ -97,7 +105,7 @@ class TableGroup:
 
 
 @dataclass(frozen=True)
-class RankTable:
+class RankTable(Placed):
     """A whole file."""
 
     format: Format
@@ -105,7 +113,6 @@ class RankTable:
     groups: tuple[TableGroup, ...]
     status: str = "completed"
     extras: Extras = ()
-    line: int = field(default=0, compare=False)
 
     def rows(self) -> Iterator[tuple[TableGroup, TableServer, TableDevice]]:
         """All devices in the order of the file."""

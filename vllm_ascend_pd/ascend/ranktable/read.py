@@ -116,6 +116,10 @@ class _Reader:
         self.fail(node, place, f"is {node.kind}", "write an object in braces")
         return {}
 
+    def member(self, holder: Node, name: str) -> Node:
+        """The named value, or its holder: to say a line."""
+        return holder.value.get(name, holder) if isinstance(holder.value, dict) else holder
+
     def items(self, holder: Node, name: str, place: str, *, empty: bool = False) -> list[Node]:
         node = self.members(holder, place).get(name)
         if node is None:
@@ -181,13 +185,14 @@ class _Reader:
             groups=groups,
             extras=self.extras(root, ("version", "status", "server_count", "super_pod_list", *_LISTS), ""),
             line=root.line,
+            field_lines=_field_lines(root),
         )
         if kind != "groups" or "server_count" in root.value:
             self._check_count(root, "", len(table.server_ids), required=kind == "pair")
         return table
 
     def _read_pair(self, root: Node) -> tuple[TableGroup, ...]:
-        return (TableGroup("", self._read_servers(root, ""), root.line),)
+        return (TableGroup("", self._read_servers(root, ""), line=root.line),)
 
     def _read_groups(self, root: Node) -> tuple[TableGroup, ...]:
         groups = []
@@ -199,7 +204,7 @@ class _Reader:
             self.extras(node, ("group_id", "server_count", "server_list", "super_pod_list"), place)
             if isinstance(node.value, dict) and "server_count" in node.value:
                 self._check_count(node, place, len({server.server_id for server in servers}))
-            groups.append(TableGroup(group_id, servers, node.line))
+            groups.append(TableGroup(group_id, servers, line=node.line, place=place, field_lines=_field_lines(node)))
         return tuple(groups)
 
     def _read_roles(self, root: Node) -> tuple[TableGroup, ...]:
@@ -213,8 +218,8 @@ class _Reader:
                 if servers and servers[-1].server_id == server_id:
                     servers[-1] = replace(servers[-1], devices=(*servers[-1].devices, device))
                 else:
-                    servers.append(TableServer(server_id, (device,), line=node.line, place=place))
-            groups.append(TableGroup(role, tuple(servers), root.line))
+                    servers.append(TableServer(server_id, (device,), line=node.line, place=place, field_lines=_field_lines(node)))
+            groups.append(TableGroup(role, tuple(servers), line=root.line))
         if not any(group.servers for group in groups):
             self.fail(root, "prefill_device_list", "both lists are empty", "list the devices")
         return tuple(groups)
@@ -237,6 +242,7 @@ class _Reader:
                     extras=self.extras(node, ("server_id", "device", "host_ip", "server_ip"), here),
                     line=node.line,
                     place=here,
+                    field_lines=_field_lines(node),
                 )
             )
         return self._add_pods(holder, place, servers)
@@ -244,7 +250,7 @@ class _Reader:
     def _read_device(self, node: Node, place: str, more: tuple[str, ...] = ()) -> TableDevice:
         values = {name: self.text(node, name, place, required=name == "device_id") for name in _DEVICE_FIELDS}
         extras = self.extras(node, (*_DEVICE_FIELDS, *more), place)
-        return TableDevice(**values, extras=extras, line=node.line, place=place)
+        return TableDevice(**values, extras=extras, line=node.line, place=place, field_lines=_field_lines(node))
 
     def _add_pods(self, holder: Node, place: str, servers: list[TableServer]) -> tuple[TableServer, ...]:
         """`super_pod_list` says per server what the other formats say per device."""
@@ -257,16 +263,17 @@ class _Reader:
             here = f"{place}super_pod_list[{number}]."
             pod = self.text(node, "super_pod_id", here, required=True)
             if pod in names:
-                self.fail(node, f"{here}super_pod_id", f"super pod {pod!r} is there twice", "merge the entries")
+                self.fail(self.member(node, "super_pod_id"), f"{here}super_pod_id", f"super pod {pod!r} is there twice", "merge the entries")
             names.add(pod)
             for index, entry in enumerate(self.items(node, "server_list", here)):
                 spot = f"{here}server_list[{index}].server_id"
+                its_line = self.member(entry, "server_id")
                 server_id = self.text(entry, "server_id", spot.removesuffix("server_id"), required=True)
                 if server_id not in known:
-                    self.fail(entry, spot, f"server {server_id!r} is not in server_list", "correct or remove it")
+                    self.fail(its_line, spot, f"server {server_id!r} is not in server_list", "correct or remove it")
                 if pods.get(server_id, pod) != pod:
                     seen = f"server {server_id!r} is in the super pods {pods[server_id]!r} and {pod!r}"
-                    self.fail(entry, spot, seen, "a server is in one super pod")
+                    self.fail(its_line, spot, seen, "a server is in one super pod")
                 pods.setdefault(server_id, pod)
         return tuple(
             replace(
@@ -282,7 +289,11 @@ class _Reader:
     def _check_count(self, holder: Node, place: str, actual: int, *, required: bool = False) -> None:
         written = self.text(holder, "server_count", place, required=required)
         if written and written != str(actual):
-            node = self.members(holder, place).get("server_count", holder)
+            node = self.member(holder, "server_count")
             self.fail(
                 node, f"{place}server_count", f"is {written}, but there are {actual} servers", f'write "{actual}"'
             )
+
+
+def _field_lines(node: Node) -> dict[str, int]:
+    return {name: member.line for name, member in node.value.items()} if isinstance(node.value, dict) else {}
