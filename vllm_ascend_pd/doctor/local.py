@@ -79,17 +79,19 @@ def _check_listening(host: Host, wanted: Wanted) -> Iterator[Check]:
 # ---------------------------------------------------------------- at the start of `vllm serve --pd-role`
 
 
-def check_start(config: PDConfig, has_listen_flag: bool, host: Host | None = None) -> list[Check]:
-    """The cheap part: no network, no tools of the driver, some milliseconds. The versions are judged by their owner."""
+def check_start(config: PDConfig, flag: str, *, binds: bool = True, host: Host | None = None) -> list[Check]:
+    """The cheap part: no network, no tools of the driver, some milliseconds. The versions are judged by their owner.
+
+    `flag` is the one that names the address; `binds` is False where another node of the instance has the port.
+    """
     host = host or Host()
-    flag = "--pd-listen" if has_listen_flag else "--host"
     is_prefill = config.role is PDRole.PREFILL
     checks = [software.check_library()]
     if checks[0].state is State.FAIL:
         return checks  # the others need it
     checks.append(software.check_data_plane(host))
     checks.append(network.check_address(host, config.listen_host, flag))
-    if is_prefill:  # a decode instance listens for nobody
+    if is_prefill and binds:  # a decode instance listens for nobody
         checks.append(network.check_port(host, config.listen_host, config.listen_port, flag))
         checks.append(network.check_npu_ports(host, config.listen_port, flag))
     if host.count_npus():
@@ -110,13 +112,13 @@ def _check_hccn(host: Host) -> Check:
         return fail("npu.hccn-conf", str(error), "let this user read it")
 
 
-def refuse_bad_start(config: PDConfig, has_listen_flag: bool) -> None:
-    """Log what is worth a warning, once; stop a start that cannot work. Called once, in the command's main process.
+def refuse_bad_start(config: PDConfig, flag: str, *, binds: bool = True) -> None:
+    """Log what is worth a warning; stop a start that cannot work. Called once, in the command's main process.
 
     Raises:
         PDConfigError: in the words of `vllm pd doctor`.
     """
-    checks = check_start(config, has_listen_flag)
+    checks = check_start(config, flag, binds=binds)
     for check in checks:
         if check.state is State.WARN:
             logger.warning("pd: %s (vllm pd doctor says more)", check)

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_ascend_pd.config import is_loopback
+from vllm_ascend_pd.config import PDConfig, is_loopback
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.front.flags import check_bind, read_options
 from vllm_ascend_pd.front.resolve import build_config, new_instance
@@ -28,21 +28,38 @@ def check_serve_args(args: Any) -> None:
         SystemExit: status 2; the sentence is on stderr.
     """
     try:
-        settle_serve_args(args)
+        config = settle_serve_args(args)
+        if config is not None:
+            check_host(config, args)
     except PDConfigError as error:
         print(f"vllm serve: error: {error}", file=sys.stderr)
         raise SystemExit(2) from None
 
 
-def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> None:
-    """See `check_serve_args`.
+def check_host(config: PDConfig, args: Any) -> None:
+    """The cheap part of `vllm pd doctor`: log its warnings, refuse what fails.
+
+    Raises:
+        PDConfigError: in the doctor's words.
+    """
+    from vllm_ascend_pd.doctor.local import refuse_bad_start  # not imported by servers without a role
+    from vllm_ascend_pd.logs import follow_vllm_logging
+
+    follow_vllm_logging()
+    given = read_options(args)
+    has_workers_only = bool(getattr(args, "headless", False))
+    refuse_bad_start(config, "--pd-listen" if "listen" in given else "--host", binds=not has_workers_only)
+
+
+def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> PDConfig | None:
+    """See `check_serve_args`; None without a role.
 
     Raises:
         PDConfigError: names the flag.
     """
     given = read_options(args, environ)
     if "role" not in given:
-        return
+        return None
     role = given["role"]
     if environ.get("VLLM_USE_RUST_FRONTEND", "0").strip() not in ("", "0"):
         raise PDConfigError(
@@ -59,6 +76,7 @@ def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> Non
     config = build_config(given, args.pd_instance)
     if "secret-file" not in given and not is_loopback(config.listen_host):
         raise PDConfigError(f"--pd-listen {config.listen_host} is not a loopback address and there is no secret")
+    return config
 
 
 def _refuse_modes_without_http(args: Any, given: Mapping[str, Any]) -> None:
