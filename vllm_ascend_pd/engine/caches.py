@@ -111,14 +111,18 @@ def split(cache: Any, num_blocks: int) -> tuple[Any, ...]:
     blocks are outermost (vLLM 0.32.0 on CPU), or as many as its outermost extent where that is before the blocks
     (0.23.0 on CPU: `[2, num_blocks, …]`).
     """
-    tensors = cache if isinstance(cache, tuple | list) else (cache,)
     parts: list[Any] = []
-    for tensor in tensors:
+    for tensor in split_tuple(cache):
         if tensor.shape[0] % num_blocks and tensor.dim() > 1 and tensor.shape[1] % num_blocks == 0:
             parts += tensor
         else:
             parts.append(tensor)
     return tuple(parts)
+
+
+def split_tuple(cache: Any) -> tuple[Any, ...]:
+    """The tensors of one layer's cache, as the model runner made them."""
+    return tuple(cache) if isinstance(cache, tuple | list) else (cache,)
 
 
 def _region(layer: str, index: int, part: Any, num_blocks: int) -> Region:
@@ -142,3 +146,40 @@ def _region(layer: str, index: int, part: Any, num_blocks: int) -> Region:
             "handed over by this release"
         )
     return Region(int(part.data_ptr()), num_blocks, stride * scale, str(part.dtype).removeprefix("torch."))
+
+
+def find_device(kv_caches: Mapping[str, Any]) -> Any:
+    """The torch device that all caches are on.
+
+    Raises:
+        PDConfigError: there are several, or no caches at all.
+    """
+    devices = {part.device for cache in kv_caches.values() for part in split_tuple(cache)}
+    if len(devices) != 1:
+        raise PDConfigError(f"--pd-role: the KV caches are on {', '.join(sorted(map(str, devices))) or 'no device'}")
+    return devices.pop()
+
+
+def check_regions(layout: CacheLayout, groups: Sequence[CacheGroup], *, is_device: bool) -> None:
+    """What the data plane asks of every region, with the layer's name: the data plane itself knows addresses only.
+
+    Raises:
+        PDConfigError: a base that is not aligned, or more regions than a device's process can register.
+    """
+    for group in groups:
+        for layer in group.layers:
+            for index, (model_id, tensor) in enumerate(layout.slots_of_layer[layer]):
+                address = layout.caches[model_id][tensor].address
+                if address % ALIGNMENT:
+                    raise PDConfigError(
+                        f"--pd-role: KV cache: part {index} of {layer} begins at {address:#x}, which is "
+                        f"{address % ALIGNMENT} bytes after a 2 MiB boundary; the data plane takes aligned bases only"
+                    )
+    num_regions = layout.num_regions() + 1  # and the staging buffer
+    if is_device and num_regions > MAX_REGIONS:
+        layers = sum(len(group.layers) for group in groups)
+        raise PDConfigError(
+            f"--pd-role: {num_regions} memory regions are needed ({layers} layers, {num_regions - 1} distinct tensors, "
+            f"one staging buffer), a process can register {MAX_REGIONS}: each tensor is an allocation of its own, so "
+            "none can be registered together; this model needs fewer layers in each process"
+        )

@@ -27,6 +27,19 @@ class GroupPull:
     src_blocks: tuple[int, ...]
     dst_blocks: tuple[int, ...]
 
+    def check(self) -> None:
+        """Asked where a pull is planned, and again by the rank that executes it.
+
+        Raises:
+            PlanError: nothing to move (that is a release, not a pull), unlike numbers of blocks, or the null block,
+                which holds nobody's tokens: read, it is rubbish; written, it is what padded slots read.
+        """
+        numbers = (len(self.src_blocks), len(self.dst_blocks))
+        if not self.src_blocks or numbers[0] != numbers[1]:
+            raise PlanError(f"group {self.group}: {numbers[0]} blocks to read, {numbers[1]} to write")
+        if NULL_BLOCK in self.src_blocks or NULL_BLOCK in self.dst_blocks:
+            raise PlanError(f"group {self.group}: the null block (0) is never sent nor written")
+
 
 def plan_pulls(
     block_sizes: Sequence[int],
@@ -67,4 +80,5 @@ def plan_pulls(
             )
         if sources:
             pulls.append(GroupPull(group, sources, destinations))
+            pulls[-1].check()
     return tuple(pulls)

@@ -51,10 +51,13 @@ def move(caches: Caches, ways: WayChooser, pulls: Sequence[GroupPull], cluster_i
     """Everything the pulls name, from that rank.
 
     Raises:
+        PlanError: a pull of nothing, or of the null block.
         PullFailedError, StagingError: out of time, or the other side's staging refused.
         PDUnreachableError: the other side's staging did not answer.
         LLMException: of the data plane.
     """
+    for pull in pulls:
+        pull.check()
     moved = measure(caches, pulls)
     client = ways.choose(cluster_id, moved.num_bytes, moved.num_pieces)
     if client is None:

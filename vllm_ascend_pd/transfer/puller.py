@@ -47,6 +47,8 @@ class PullContext:
     ways: WayChooser
     clients: ClientTable
     links_changed: Callable[[], None] = lambda: None  # called by the pull threads; never raises
+    bind_thread: Callable[[], None] = lambda: None  # to the device; first thing in every pull thread
+    settle: Callable[[], None] = lambda: None  # blocks until what steps had launched when the task came is over
     pause: Callable[[float], object] = time.sleep
 
 
@@ -98,6 +100,7 @@ class PullWorkers:
         self._context.clients.close()
 
     def _run(self) -> None:
+        self._context.bind_thread()
         while not self._stopping.is_set():
             name = threading.current_thread().name
             self._due[name] = time.monotonic() + STUCK_S
@@ -149,6 +152,7 @@ def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResu
         if not verdict.held:
             return _failed(context.rank, task, f"lease_{verdict.state}")
         renewed = time.monotonic()
+        context.settle()  # a step may still write to blocks that were another request's when it was launched
         moved = _pull(context, task, min(deadline, renewed + verdict.remaining_ms / 1000))
         pulled = time.monotonic()
         # The lease has to have been ours until after the last byte; only its owner can say so.

@@ -79,7 +79,7 @@ class World:
         self.buffers = StagingBuffer(PREFILL_SLOTS, 2), StagingBuffer(1, 2)
         self.copier = HostCopier()
         self.server = StageServer(
-            self.buffers[0], self.prefill.layout, self.copier, SECRET, str(tmp_path / "s.sock"), "127.0.0.1"
+            self.buffers[0], self.prefill.layout, self.copier, SECRET, (str(tmp_path / "s.sock"), "127.0.0.1", 0)
         )
         self.client = ControlClient(f"tcp://127.0.0.1:{self.server.port}", SECRET)
         self.wire = Wire(*self.buffers)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from vllm_ascend_pd.memory.arena import Arena
 from vllm_ascend_pd.transfer.staging.chunks import GRANULE_BYTES, SLOT_BYTES
@@ -21,14 +21,22 @@ from vllm_ascend_pd.transfer.staging.copier import StagingError
 GRANULES_PER_SLOT = SLOT_BYTES // GRANULE_BYTES
 
 
-class StagingBuffer:
-    """`num_slots` slots in one arena, registered as a blocks cache of its own."""
+class Memory(Protocol):
+    """Where the slots are; kept for as long as the buffer."""
 
-    def __init__(self, num_slots: int, model_id: int) -> None:
+    @property
+    def address(self) -> int:
+        """Of the first byte, on a 2 MiB boundary."""
+
+
+class StagingBuffer:
+    """`num_slots` slots in one piece of memory (nothing given: an arena), registered as a blocks cache of its own."""
+
+    def __init__(self, num_slots: int, model_id: int, memory: Memory | None = None) -> None:
         self.num_slots = num_slots
         self.model_id = model_id
         self.cache: Any = None
-        self._arena = Arena.create(num_slots * SLOT_BYTES, "staging")
+        self._memory = memory or Arena.create(num_slots * SLOT_BYTES, "staging")
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         for slot in range(num_slots):
             self._free.put(slot)
@@ -38,14 +46,14 @@ class StagingBuffer:
         shape = [self.num_slots * GRANULES_PER_SLOT, GRANULE_BYTES]
         self.cache = manager.register_blocks_cache(
             module.CacheDesc(1, shape, module.DataType.DT_UINT8),
-            [self._arena.address],
+            [self._memory.address],
             module.BlocksCacheKey(cluster_id, self.model_id),
             remote_accessible=True,
         )
 
     def address(self, slot: int) -> int:
         """Of the slot's first byte."""
-        return self._arena.address + slot * SLOT_BYTES
+        return self._memory.address + slot * SLOT_BYTES
 
     @contextmanager
     def slot(self, deadline: float) -> Iterator[int]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from vllm_ascend_pd.plan.blocks import GroupPull
-from vllm_ascend_pd.plan.layout import CacheLayout, Region
+from vllm_ascend_pd.plan.layout import CacheLayout, Region, RegionRun
 from vllm_ascend_pd.wire import StageItem
 
 SLOT_BYTES = 16 << 20
@@ -49,44 +49,48 @@ def can_stage(layout: CacheLayout) -> bool:
 def cut(
     pulls: Sequence[GroupPull], layout: CacheLayout, group_layers: Sequence[Sequence[str]], slot_bytes: int = SLOT_BYTES
 ) -> list[Chunk]:
-    """Chunks in order; together they hold every (layer, block) of the pulls exactly once."""
+    """Chunks in order; together they hold every (layer, block) of the pulls exactly once.
+
+    A chunk takes all layers of some blocks. Where one block of all layers is more than a slot, the layers are divided
+    first, always at the same places: a device prepares the tensors of a launch once, and then finds them prepared.
+    """
     chunks: list[Chunk] = []
     items: list[StageItem] = []
     dst_blocks: list[tuple[int, ...]] = []
     used = 0
-    for item, dst, size in _pieces(pulls, layout, group_layers, slot_bytes):
-        while item is not None:
-            fits = _tensors_that_fit(item, size, slot_bytes - used)
-            if fits:
-                now = StageItem(item.model_id, item.start, item.start + fits, item.blocks)
-                items.append(now)
-                dst_blocks.append(dst)
-                used += size * fits
-            if item.start + fits == item.stop:
-                break
-            item = StageItem(item.model_id, item.start + fits, item.stop, item.blocks)
-            chunks.append(Chunk(tuple(items), tuple(dst_blocks), used))
-            items, dst_blocks, used = [], [], 0
+    for pull in pulls:
+        for runs, block_bytes in _divide(layout.runs(group_layers[pull.group]), layout, slot_bytes):
+            step = slot_bytes // block_bytes
+            for first in range(0, len(pull.src_blocks), step):
+                src, dst = pull.src_blocks[first : first + step], pull.dst_blocks[first : first + step]
+                if used + block_bytes * len(src) > slot_bytes:
+                    chunks.append(Chunk(tuple(items), tuple(dst_blocks), used))
+                    items, dst_blocks, used = [], [], 0
+                items += [StageItem(run.model_id, run.start, run.stop, src) for run in runs]
+                dst_blocks += [dst] * len(runs)
+                used += block_bytes * len(src)
     if items:
         chunks.append(Chunk(tuple(items), tuple(dst_blocks), used))
     return chunks
 
 
-def _tensors_that_fit(item: StageItem, tensor_bytes: int, room: int) -> int:
-    return min(room // tensor_bytes, item.stop - item.start)
-
-
-def _pieces(
-    pulls: Sequence[GroupPull], layout: CacheLayout, group_layers: Sequence[Sequence[str]], slot_bytes: int
-) -> Iterator[tuple[StageItem, tuple[int, ...], int]]:
-    """Items of which at least one tensor fits into an empty slot, their destinations, and the bytes of a tensor."""
-    for pull in pulls:
-        for run in layout.runs(group_layers[pull.group]):
-            block_bytes = layout.caches[run.model_id][run.start].block_bytes
-            step = min(len(pull.src_blocks), slot_bytes // block_bytes)
-            for first in range(0, len(pull.src_blocks), step):
-                src, dst = pull.src_blocks[first : first + step], pull.dst_blocks[first : first + step]
-                yield StageItem(run.model_id, run.start, run.stop, src), dst, block_bytes * len(src)
+def _divide(runs: Sequence[RegionRun], layout: CacheLayout, slot_bytes: int) -> Iterator[tuple[list[RegionRun], int]]:
+    """Sets of runs of which one block of every tensor fits into a slot, and the bytes that it takes there."""
+    taken: list[RegionRun] = []
+    used = 0
+    for run in runs:
+        size = layout.caches[run.model_id][run.start].block_bytes
+        start = run.start
+        while start < run.stop:
+            fits = min((slot_bytes - used) // size, run.stop - start)
+            if fits:
+                taken.append(RegionRun(run.model_id, start, start + fits))
+                start, used = start + fits, used + size * fits
+            else:
+                yield taken, used
+                taken, used = [], 0
+    if taken:
+        yield taken, used
 
 
 def place(items: Sequence[StageItem], blocks: Sequence[tuple[int, ...]], layout: CacheLayout) -> list[Part]:

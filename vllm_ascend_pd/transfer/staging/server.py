@@ -35,8 +35,14 @@ class StageServer:
     """Binds at once; `port` is what the rank's address tells the decode side."""
 
     def __init__(
-        self, buffer: StagingBuffer, layout: CacheLayout, copier: Copier, secret: Secret, local_path: str, host: str
+        self,
+        buffer: StagingBuffer,
+        layout: CacheLayout,
+        copier: Copier,
+        secret: Secret,
+        endpoint: tuple[str, str, int],
     ) -> None:
+        """`endpoint`: local socket path, host, port (0: any)."""
         self._buffer = buffer
         self._layout = layout
         self._copier = copier
@@ -47,8 +53,9 @@ class StageServer:
         self._answers: OrderedDict[str, StageSlot] = OrderedDict()
         self._freed: OrderedDict[str, LeaseVerdict] = OrderedDict()
         handlers: dict[type[msgspec.Struct], Handler] = {StageExtract: self._on_extract, StageFree: self._on_free}
+        local_path, host, port = endpoint
         literal = f"[{host}]" if ":" in host else host
-        self._server = ControlServer(local_path, f"tcp://{literal}:*", secret, handlers)
+        self._server = ControlServer(local_path, f"tcp://{literal}:{port or '*'}", secret, handlers)
         self._thread = threading.Thread(target=self._run, name="pd-stage", daemon=True)
         self._server.start()
         self._thread.start()

@@ -83,7 +83,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
         return
 
     def wait_for_save(self) -> None:
-        return
+        self.worker.step_launched()
 
     def build_connector_worker_meta(self) -> DataDistWorkerMeta | None:
         results, problems, links = self.worker.take_results(), self.worker.take_problems(), self.worker.take_links()

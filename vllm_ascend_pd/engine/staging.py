@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which staging a rank gets: how many slots, in which memory, and who copies. Pure but for the memory that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_ascend_pd.config import PDConfig, PDRole
+from vllm_ascend_pd.engine.caches import split
+from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.npu.order import Order
+from vllm_ascend_pd.plan.layout import CacheLayout
+from vllm_ascend_pd.transfer.staging.buffer import StagingBuffer
+from vllm_ascend_pd.transfer.staging.chunks import SLOT_BYTES, can_stage
+from vllm_ascend_pd.transfer.staging.copier import Copier, HostCopier
+from vllm_ascend_pd.transfer.staging.device import ALIGNMENT, DeviceCopier, DeviceMemory
+
+PREFILL_SLOTS = 4  # many decode ranks read from one prefill rank
+DECODE_SLOTS = 2  # one for each pull thread
+
+
+@dataclass(frozen=True)
+class Staging:
+    """A rank's buffer and who moves bytes between it and the caches."""
+
+    buffer: StagingBuffer
+    copier: Copier
+
+
+def count_slots(config: PDConfig) -> int:
+    """Of this role; 0 where `--pd-transfer straight` needs none."""
+    if config.transfer == "straight":
+        return 0
+    return PREFILL_SLOTS if config.role is PDRole.PREFILL else DECODE_SLOTS
+
+
+def device_staging_bytes(config: PDConfig) -> int:
+    """Device memory that an NPU rank's staging takes: its slots, and what aligning them costs."""
+    num_slots = count_slots(config)
+    return num_slots * SLOT_BYTES + ALIGNMENT if num_slots else 0
+
+
+def make_staging(
+    config: PDConfig, layout: CacheLayout, kv_caches: Mapping[str, Any], order: Order, device: Any
+) -> Staging | None:
+    """The staging of one rank, or None where it does not stage.
+
+    Raises:
+        PDConfigError: `--pd-transfer staged` where that is not possible.
+    """
+    num_slots = count_slots(config)
+    if not num_slots:
+        return None
+    if not can_stage(layout):
+        if config.transfer == "staged":
+            raise PDConfigError(f"--pd-transfer staged: a KV block of a layer is larger than {SLOT_BYTES} bytes")
+        return None
+    model_id = len(layout.caches)
+    if device.type == "cpu":
+        return Staging(StagingBuffer(num_slots, model_id), HostCopier())
+    memory = DeviceMemory(num_slots * SLOT_BYTES, device)
+    num_blocks = layout.caches[0][0].num_blocks
+    parts = (part for cache in kv_caches.values() for part in split(cache, num_blocks))
+    blocks = {int(part.data_ptr()): part.view(num_blocks, -1) for part in parts}
+    return Staging(StagingBuffer(num_slots, model_id, memory), DeviceCopier(blocks, memory.tensor, order))
