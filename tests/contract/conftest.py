@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 
 from tests.contract.implementation import DIRECT, NAME, LLMDataDist, LLMRole
@@ -28,3 +30,10 @@ def manager(engine):
     """The cache manager of an engine in direct mode without pools, links or a listener."""
     engine.init(DIRECT)
     return engine.cache_manager
+
+
+@pytest.fixture
+def free_port():
+    """Of this machine, a moment ago; where port 0 has another meaning."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return sock.getsockname()[1]

@@ -1,19 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
 """The implementation under test: every name that the suite uses comes from here.
 
-One per run, because the real package is process-wide: `PD_DATADIST=host` (default) is ours; further ones are added
-to `_MODULES`. Peers in other processes inherit the choice.
+One per run, because the package is process-wide: `PD_DATADIST=host` (default) is ours, `stub` the stand-in of CANN's
+package (`tests/standin`). Peers in other processes inherit the choice. Where the two differ on purpose a test says so
+with `differs` or `only`, and why.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import sys
+from pathlib import Path
 
-_MODULES = {"host": "vllm_ascend_pd.datadist.host.surface"}
+import pytest
+
+_MODULES = {"host": "vllm_ascend_pd.datadist.host.surface", "stub": "llm_datadist"}
 
 NAME = os.environ.get("PD_DATADIST", "host")
+if NAME == "stub":
+    sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
 module = importlib.import_module(_MODULES[NAME])
+IS_STUB = NAME == "stub"
+
+
+def differs(host, stub, why):
+    """What is expected here. `why` says which fact makes the stand-in another one than our engine."""
+    assert why
+    return stub if IS_STUB else host
+
+
+def only(name, why):
+    """Marks a test of what the other implementation does not have."""
+    return pytest.mark.skipif(name != NAME, reason=f"{name} only: {why}")
+
+
+def listening_port(engine):
+    """Where an engine listens that was told port 0; neither interface nor CANN's package has that."""
+    return engine.standin_port if IS_STUB else engine.listen_port
+
+
+def count_running_calls(engine):
+    """Calls that an engine is in; asked of its inside, because no interface tells."""
+    inner = engine._inner if IS_STUB else engine
+    return inner._engine._running
+
 
 BlocksCacheKey = module.BlocksCacheKey
 Cache = module.Cache

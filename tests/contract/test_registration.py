@@ -14,6 +14,7 @@ from tests.contract.implementation import (
     LLMException,
     LLMStatusCode,
     Placement,
+    only,
 )
 
 MIB2 = 2 << 20
@@ -36,7 +37,7 @@ ADDRS = [MIB2, 2 * MIB2]
         ((DESC, ADDRS, None, 1), TypeError),
         ((CacheDesc(2, [4, 0], DataType.DT_INT8), ADDRS), LLMException),
         ((CacheDesc(2, [1] * 32, DataType.DT_INT8), ADDRS), LLMException),
-        ((DESC, [MIB2, 2 * MIB2 + 4096]), LLMException),  # misaligned
+        pytest.param((DESC, [MIB2, 2 * MIB2 + 4096]), LLMException, marks=only("host", "CANN says so when it links")),
         ((DESC, [MIB2, -MIB2]), LLMException),
         ((HOST, [1, 0], None, True), LLMException),
     ],
@@ -48,6 +49,7 @@ def test_bad_blocks_registration_is_refused(manager, args, error):
         assert failure.value.status_code is LLMStatusCode.LLM_PARAM_INVALID
 
 
+@only("host", "CANN says so when it links: test_hixl")
 def test_misaligned_base_is_named(manager):
     with pytest.raises(LLMException, match=r"tensor 1: base 0x401000 is not 2 MiB-aligned"):
         manager.register_blocks_cache(DESC, [MIB2, 2 * MIB2 + 4096])

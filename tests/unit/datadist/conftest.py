@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.contract.implementation import LLMDataDist
 from tests.unit.datadist.datadist_peer import Node, Peer
-from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 
 
 @pytest.fixture(scope="session", autouse=True)

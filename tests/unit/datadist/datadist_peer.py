@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from vllm_ascend_pd.datadist import OPTION_SECRET, OPTION_TRANSPORT, link_transport, listening_port, load
-from vllm_ascend_pd.datadist.types import INVALID_ID, CacheKey
+from tests.contract import implementation
+from vllm_ascend_pd.datadist import OPTION_SECRET, OPTION_TRANSPORT, link_transport
 from vllm_ascend_pd.memory import Arena
 
 MIB = 1 << 20
@@ -31,7 +31,7 @@ def pattern(cluster_id: int, tensor: int, block: int) -> bytes:
 
 
 def make_options(cluster: dict[str, Any]) -> dict[str, str]:
-    config = load("host").LLMConfig()
+    config = implementation.LLMConfig()
     config.enable_cache_manager = True
     config.enable_remote_cache_accessible = True
     config.sync_kv_timeout = cluster.get("timeout_ms", 5000)
@@ -49,9 +49,9 @@ class Node:
     """One LLMDataDist with one blocks cache (model_id 0) full of its pattern, in this process."""
 
     def __init__(self, **cluster: Any) -> None:
-        self.module = load("host")
+        self.module = implementation.module
         self.cluster_id = cluster["cluster_id"]
-        self.datadist = self.module.LLMDataDist(self.module.LLMRole.MIX, self.cluster_id)
+        self.datadist: Any = self.module.LLMDataDist(self.module.LLMRole.MIX, self.cluster_id)
         self.datadist.init(make_options(cluster))
         self.memory: Any = None
         if cluster.get("arena", True):
@@ -74,7 +74,7 @@ class Node:
         key = self.module.BlocksCacheKey(self.cluster_id, 1)
         self.manager.register_blocks_cache(self.desc, self.addresses, key, False)
         desc = self.module.CacheDesc(NUM_TENSORS, [4, TENSOR_BYTES // 4], self.module.DataType.DT_INT8)
-        keys = [CacheKey(self.cluster_id, number) for number in (INVALID_ID, 11, 0)]
+        keys = [self.module.CacheKey(self.cluster_id, number) for number in (implementation.INVALID_ID, 11, 0)]
         self.manager.register_cache(desc, self.addresses, keys)
 
     def make_desc(self, num_tensors: int = NUM_TENSORS, num_blocks: int = NUM_BLOCKS) -> Any:
@@ -88,7 +88,8 @@ class Node:
 
     @property
     def port(self) -> int | None:
-        return listening_port(self.datadist)
+        port: int | None = implementation.listening_port(self.datadist)
+        return port
 
     def block(self, tensor: int, block: int) -> bytes:
         return ctypes.string_at(self.addresses[tensor] + block * BLOCK_BYTES, BLOCK_BYTES)
