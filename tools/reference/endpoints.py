@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -26,6 +27,7 @@ class Endpoint:
     text: str
 
 
+@functools.cache
 def find_endpoints() -> list[Endpoint]:
     """All that a router of ours answers, sorted by path."""
     paths = constants(parse(PACKAGE / "front/http_messages.py"))

@@ -13,6 +13,7 @@ from typing import Final
 from tools.reference.markdown import code, codes, page, table
 from tools.reference.meanings import VARIABLES
 from tools.reference.sources import ROOT, calls, constants, docstrings, module_paths, name_of, parse, text_argument
+from vllm_ascend_pd.datadist.environment import COMPARED, TOLD
 from vllm_ascend_pd.front.flags import OPTIONS, TOOL_VARIABLES
 
 _NAME: Final = re.compile(r"(VLLM_PD|HCCL|ASCEND|GLOO|PD_COPY)_[A-Z0-9_]+")
@@ -55,13 +56,23 @@ def _names(tree: ast.Module) -> Iterator[str]:
             yield text
 
 
+def describe(name: str) -> str:
+    """What it is for; of CANN's, what the handshake does with it."""
+    text = VARIABLES.get(name, "")
+    if name in COMPARED:
+        text += f" CANN's; must be alike on both sides, else the handshake refuses. Not set counts as {COMPARED[name]}."
+    elif name in TOLD:
+        text += " Told in the handshake on NPU hosts, not compared."
+    return text.strip() or "Of CANN, vLLM or the system; see the file."
+
+
 def render() -> str:
     """The page."""
     twins = [(code(option.variable), code(option.flag)) for option in OPTIONS]
     rows = []
     for name, files in find_variables().items():
         read_by = codes(files[:3]) + (" and others" if len(files) > 3 else "")
-        rows.append((code(name), VARIABLES.get(name, "Of CANN, vLLM or the system; see the file."), read_by))
+        rows.append((code(name), describe(name), read_by))
     return page(
         "Environment variables",
         "`vllm serve` refuses a `VLLM_PD_…` variable that is not on this page, with or without `--pd-role`.",

@@ -19,9 +19,16 @@ from tools.reference.sources import (
     parse,
     text_argument,
 )
+from vllm_ascend_pd.datadist.outcomes import LINK, PULL, Action, Outcome, judge
 from vllm_ascend_pd.datadist.status import LLMStatusCode
 
 _DEFAULT_CODE: Final = "pd_prefill_refused"
+_ACTIONS: Final = {
+    Action.DONE: "goes on",
+    Action.WAIT: "tries again a little later, until the deadline",
+    Action.RELINK: "takes the link down, makes it anew, tries once more",
+    Action.FAIL: "fails",
+}
 # Where a wrong command line or configuration is found out before a server serves.
 _START: Final = ("config.py", "secret.py", "front", "engine", "control", "ascend", "doctor/start.py")
 
@@ -92,12 +99,26 @@ def find_wire_codes() -> list[tuple[str, str, str]]:
     return sorted(set(found))
 
 
+def show_status(value: int) -> str:
+    """Hexadecimal as CANN writes its own codes; decimal for those of the runtime."""
+    return f"0x{value:X}" if value > 0xFFFFFF or value == 0 else str(value)
+
+
+def follow(outcome: Outcome) -> str:
+    """What a rank does by itself."""
+    drops = outcome.spoils and outcome.action is Action.FAIL
+    return _ACTIONS[outcome.action] + (", and takes the link down" if drops else "")
+
+
 def render() -> str:
     """The page."""
     http = [(status, code(name), text, code(file)) for status, name, text, file in find_http_errors()]
     start = [(text.replace("\n", " "), code(file)) for text, file in find_start_refusals() if text != "…"]
     wire = [(code(name), text, code(file)) for name, text, file in find_wire_codes()]
-    llm = [(code(item.name), f"0x{item.value & 0xFFFFFFFF:X}") for item in LLMStatusCode]
+    llm = [
+        (code(item.name), show_status(item.value), follow(judge(PULL, item)), follow(judge(LINK, item)))
+        for item in LLMStatusCode
+    ]
     return page(
         "Errors",
         "## HTTP",
@@ -115,9 +136,10 @@ def render() -> str:
         "`code` of a refusal on the control plane. `handshake` names a [field](handshake.md) and both values.",
         table(("code", "message", "in"), wire),
         "## Status codes of `llm_datadist`",
-        "As they appear in log lines after `link:` and `pull:`. What each means for a link is in "
+        "As they appear in log lines after `link:` and `pull:`, and what a rank does then by itself, within the "
+        "request's deadline. A code that is not here counts as `LLM_FAILED`. What to do about one that stays is in "
         "[troubleshooting](../troubleshooting.md#status-codes-of-the-data-plane).",
-        table(("name", "value"), llm),
+        table(("name", "value", "a pull", "making a link"), llm),
         "## Exit status",
         table(
             ("command", "status"),

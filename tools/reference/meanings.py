@@ -131,4 +131,6 @@ VARIABLES: Final = {
     "VLLM_VERSION": "vllm-ascend's. It believes this instead of vLLM's version, so another value is refused at start.",
     "KUBERNETES_SERVICE_HOST": "Set by Kubernetes; `vllm pd doctor` asks whether it runs in a pod.",
     "CXX": "The C++ compiler with which the NPU extension is built on an Ascend host.",
+    "HCCL_NPU_SOCKET_PORT_RANGE": "CANN's. `auto` breaks links and is refused at start.",
+    "ASCEND_RT_VISIBLE_DEVICES": "CANN's. Which NPUs a process sees; divides a host among instances.",
 }

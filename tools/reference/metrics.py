@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -34,6 +35,7 @@ class Metric:
         return f"{self.name}_total" if self.kind == "counter" else self.name
 
 
+@functools.cache
 def find_metrics() -> list[Metric]:
     """All, sorted by name."""
     engine = [
