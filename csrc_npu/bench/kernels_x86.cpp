@@ -35,8 +35,9 @@ __attribute__((target("avx2"))) void copy_avx2(void* destination, const void* so
       for (std::size_t line = 0; line < kStep; line += 64) _mm_prefetch(ahead + offset + line, _MM_HINT_T0);
     }
     __m256i word[8];
-    for (int i = 0; i < 8; ++i) word[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + offset + 32 * i));
-    for (int i = 0; i < 8; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + offset + 32 * i), word[i]);
+    for (std::size_t i = 0; i < 8; ++i)
+      word[i] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + offset + 32 * i));
+    for (std::size_t i = 0; i < 8; ++i) _mm256_stream_si256(reinterpret_cast<__m256i*>(to + offset + 32 * i), word[i]);
   }
 }
 
@@ -55,8 +56,8 @@ __attribute__((target("avx512f"))) void copy_avx512(void* destination, const voi
       for (std::size_t line = 0; line < kStep; line += 64) _mm_prefetch(ahead + offset + line, _MM_HINT_T0);
     }
     __m512i word[4];
-    for (int i = 0; i < 4; ++i) word[i] = _mm512_loadu_si512(from + offset + 64 * i);
-    for (int i = 0; i < 4; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + offset + 64 * i), word[i]);
+    for (std::size_t i = 0; i < 4; ++i) word[i] = _mm512_loadu_si512(from + offset + 64 * i);
+    for (std::size_t i = 0; i < 4; ++i) _mm512_stream_si512(reinterpret_cast<__m512i*>(to + offset + 64 * i), word[i]);
   }
 }
 

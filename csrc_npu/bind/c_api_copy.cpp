@@ -37,6 +37,7 @@ pd::BlockPairs read_group(const pd_block_pairs* pairs, std::vector<pd::BlockSlic
   pd::require(pairs->num_tensors == 0 || (pairs->src_tensors != nullptr && pairs->dst_tensors != nullptr),
               "tensors without addresses");
   pd::require(pairs->num_slices == 0 || pairs->slices != nullptr, "slices without an array");
+  slices.reserve(pairs->num_slices);
   for (std::uint64_t i = 0; i < pairs->num_slices; ++i) {
     const std::int64_t* words = pairs->slices + 6 * i;
     pd::require((words[0] | words[1] | words[2] | words[3]) >= 0, "a slice with a negative offset, size or count");
@@ -174,8 +175,7 @@ int pd_copy_groups(const pd_block_pairs* const* groups, uint64_t num_groups, uin
 pd_pool* pd_pool_create(uint32_t num_threads, const int32_t* cpus, uint64_t num_cpus) {
   return guarded([&] {
     pd::require(num_cpus == 0 || cpus != nullptr, "CPUs without an array");
-    std::vector<int> wanted;
-    for (uint64_t i = 0; i < num_cpus; ++i) wanted.push_back(cpus[i]);
+    std::vector<int> wanted(cpus, cpus + num_cpus);
     return new pd_pool{pd::CopyPool(num_threads, std::move(wanted))};
   });
 }

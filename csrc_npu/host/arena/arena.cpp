@@ -138,10 +138,13 @@ Populated Arena::populate(std::uint64_t start, std::uint64_t bytes, unsigned num
     if (total.huge_errno == 0) total.huge_errno = part.result.huge_errno;
   };
   std::vector<std::thread> helpers;
-  try {
-    while (helpers.size() + 1 < num_threads) helpers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // No more threads to be had: this one does it, slower.
+  bool has_more = true;
+  while (has_more && helpers.size() + 1 < num_threads) {
+    try {
+      helpers.emplace_back(work);
+    } catch (const std::system_error&) {
+      has_more = false;  // no more threads to be had: this one does it, slower
+    }
   }
   work();
   for (std::thread& helper : helpers) helper.join();

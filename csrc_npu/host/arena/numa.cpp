@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <memory>
@@ -36,7 +37,7 @@ std::map<int, std::set<int>> read_nodes(const std::string& folder) {
     const std::string name = entry->d_name;
     if (name.rfind("node", 0) != 0 || name.size() < 5 || name[4] < '0' || name[4] > '9') continue;
     std::string cpus;
-    std::ifstream(folder + "/" + name + "/cpulist") >> cpus;
+    std::ifstream(std::filesystem::path(folder) / name / "cpulist") >> cpus;
     nodes[std::atoi(name.c_str() + 4)] = parse_cpus(cpus);
   }
   return nodes;

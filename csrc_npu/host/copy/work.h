@@ -3,7 +3,7 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <variant>
 
 #include "checked.h"
 #include "kernels.h"
@@ -17,22 +17,18 @@ class CopyWork {
   CopyWork(const CopyPlan& plan, const CopyOptions& options)
       : kernel_(kernel()),
         streaming_(options.stores == Stores::kNonTemporal ||
-                   (options.stores == Stores::kAuto && plan.num_bytes() >= non_temporal_bytes())) {
-    if (plan.checksums() == Checksums::kPerPair) {
-      checked_.emplace(plan, options.checksums);
-    } else {
-      require_places(plan, options.checksums);
-      plain_.emplace(plan);
-    }
+                   (options.stores == Stores::kAuto && plan.num_bytes() >= non_temporal_bytes())),
+        walk_(choose_walk(plan, options)) {}
+
+  std::uint64_t num_chunks() const {
+    return std::visit([](const auto& walk) { return walk.num_chunks(); }, walk_);
   }
 
-  std::uint64_t num_chunks() const { return checked_ ? checked_->num_chunks() : plain_->num_chunks(); }
-
   void copy_chunk(std::uint64_t chunk) const {
-    if (checked_) {
-      checked_->copy_chunk(chunk, streaming_);
-    } else {
-      plain_->copy_chunk(chunk, streaming_ ? kernel_.copy_streaming : kernel_.copy_temporal);
+    if (const auto* checked = std::get_if<CheckedWalk>(&walk_)) {
+      checked->copy_chunk(chunk, streaming_);
+    } else if (const auto* plain = std::get_if<PlanWalk>(&walk_)) {
+      plain->copy_chunk(chunk, streaming_ ? kernel_.copy_streaming : kernel_.copy_temporal);
     }
   }
 
@@ -42,10 +38,17 @@ class CopyWork {
   }
 
  private:
+  using Walk = std::variant<PlanWalk, CheckedWalk>;
+
+  static Walk choose_walk(const CopyPlan& plan, const CopyOptions& options) {
+    if (plan.checksums() == Checksums::kPerPair) return CheckedWalk(plan, options.checksums);
+    require_places(plan, options.checksums);
+    return PlanWalk(plan);
+  }
+
   const Kernel& kernel_;
   bool streaming_;
-  std::optional<PlanWalk> plain_;
-  std::optional<CheckedWalk> checked_;
+  Walk walk_;
 };
 
 // Why a copy has to stop now, or kRunning. The clock is read only where there is a deadline.
