@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from vllm_ascend_pd.bench.arguments import parse_size
 from vllm_ascend_pd.config import (
@@ -198,12 +199,16 @@ def run(options: Options) -> int:
 
 
 def _visit(options: Options, facts: LocalFacts) -> list[Check]:
-    try:
-        secret = load_secret(options.secret_file)
-    except PDConfigError as error:
-        return [fail("peer.secret", str(error), "the way to a peer is not looked at without a secret")]
+    is_far = not is_loopback(urlsplit(options.peer_url).hostname or "localhost")
+    secret = None
+    if options.secret_file or not is_far:  # the per-user secret opens nothing on another machine
+        try:
+            secret = load_secret(options.secret_file)
+        except PDConfigError as error:
+            return [fail("peer.secret", str(error), "the way to a peer is not looked at without a secret")]
     if options.peer_url:
         return list(visit_instance(InstanceVisit(options.peer_url, secret, facts.for_peer(), options.timeout_s)))
+    assert secret is not None
     assert options.peer is not None
     visit = Visit(
         host=options.peer[0],
