@@ -14,9 +14,10 @@ namespace {
 
 struct Vec {
   static constexpr std::size_t kBytes = 32;
-  struct type {
+  struct Halves {
     uint8x16_t low, high;
   };
+  using type = Halves;
   static type load(const std::byte* from) {
     const auto* bytes = reinterpret_cast<const std::uint8_t*>(from);
     return {vld1q_u8(bytes), vld1q_u8(bytes + 16)};
