@@ -30,9 +30,7 @@ MAYBE = st.just("") | NUMBER
 @st.composite
 def addresses(draw: st.DrawFn, a3: bool) -> list[DeviceAddress]:
     """Different devices of some servers; a server is in one super pod."""
-    places = draw(
-        st.lists(st.tuples(st.integers(0, 5), st.integers(0, 15)), min_size=1, max_size=24, unique=True)
-    )
+    places = draw(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 15)), min_size=1, max_size=24, unique=True))
     return [address(server, physical, a3=a3, pod=server % 3) for server, physical in places]
 
 

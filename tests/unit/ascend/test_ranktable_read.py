@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 
@@ -33,7 +34,11 @@ def test_every_table_is_read_back_as_it_was_written(table, indent):
 
 
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=20,
 )
@@ -72,18 +77,19 @@ def test_whatever_is_in_the_file_there_is_a_table_or_a_problem_with_its_line(tex
         assert 1 <= problem.line <= lines
         assert problem.message
         assert problem.action
-    try:
+    failed = scan.table is None or any(problem.level == "fail" for problem in scan_table(text).problems)
+    with pytest.raises(RankTableError, match="^line ") if failed else contextlib.nullcontext():
         read_table(text)
-    except RankTableError as error:
-        assert str(error).startswith("line ")
 
 
 LISTS = ("server_list", "device", "super_pod_list", "server_group_list", "prefill_device_list", "decode_device_list")
 FIELDS = ("version", "status", "server_count", "server_id", "device_id", "rank_id", "super_pod_id", "group_id")
 NEAR = st.recursive(
     JSON | st.sampled_from(("0", "1.2", "10.0.0.1")),
-    lambda inner: st.dictionaries(st.sampled_from(LISTS), st.lists(inner, max_size=3) | inner, max_size=3)
-    | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4),
+    lambda inner: (
+        st.dictionaries(st.sampled_from(LISTS), st.lists(inner, max_size=3) | inner, max_size=3)
+        | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=4)
+    ),
     max_leaves=15,
 )
 

@@ -55,17 +55,31 @@ def _problem(device: TableDevice, name: str, message: str, action: str) -> Probl
 def _check_header(table: RankTable) -> Iterable[Problem]:
     if table.version and table.version not in VERSIONS:
         action = "write 1.0 for A2, 1.2 for A3 (2.0 and 1.3 are other files)"
-        yield Problem("fail", table.line_of("version"), "version", f"is {table.version!r}, known are 1.0 and 1.2", action)
+        yield Problem(
+            "fail", table.line_of("version"), "version", f"is {table.version!r}, known are 1.0 and 1.2", action
+        )
     if table.status != "completed":
         seen = f"is {table.status!r}: whoever writes this file has not finished"
         yield Problem("fail", table.line_of("status"), "status", seen, "wait for it, or generate the table again")
     if table.format == "roles" and table.version == "1.0":
-        yield Problem("warn", table.line_of("version"), "version", "is 1.0; readers of this format were only given 1.2", "write 1.2")
+        yield Problem(
+            "warn",
+            table.line_of("version"),
+            "version",
+            "is 1.0; readers of this format were only given 1.2",
+            "write 1.2",
+        )
     for group in table.groups:
         if table.format == "groups" and group.group_id in {
             other.group_id for other in table.groups if other is not group
         }:
-            yield Problem("fail", group.line_of("group_id"), f"{group.place}group_id", f"group {group.group_id!r} is there twice", "merge them")
+            yield Problem(
+                "fail",
+                group.line_of("group_id"),
+                f"{group.place}group_id",
+                f"group {group.group_id!r} is there twice",
+                "merge them",
+            )
 
 
 def _check_numbers(rows: Iterable[Row]) -> Iterable[Problem]:
@@ -104,7 +118,9 @@ def _check_addresses(table: RankTable, rows: list[Row]) -> Iterable[Problem]:
         for server in group.servers:
             if server.host_ip and not _is_address(server.host_ip):
                 seen = f"is {server.host_ip[:60]!r}"
-                yield Problem("fail", server.line_of("host_ip"), f"{server.place}host_ip", seen, "write the host's IP address")
+                yield Problem(
+                    "fail", server.line_of("host_ip"), f"{server.place}host_ip", seen, "write the host's IP address"
+                )
 
 
 def _is_address(value: str) -> bool:
@@ -129,7 +145,11 @@ def _check_duplicates(table: RankTable, rows: list[Row]) -> Iterable[Problem]:
             if server.server_id in seen:
                 message = f"server {server.server_id!r} is there twice (also on line {seen[server.server_id]})"
                 yield Problem(
-                    "fail", server.line_of("server_id"), f"{server.place}server_id", message, "put its devices into one entry"
+                    "fail",
+                    server.line_of("server_id"),
+                    f"{server.place}server_id",
+                    message,
+                    "put its devices into one entry",
                 )
             seen.setdefault(server.server_id, server.line_of("server_id"))
 

@@ -45,7 +45,9 @@ def check_host(table: RankTable, found: Inventory, own_names: Collection[str]) -
         problems.append(Problem("fail", first.line, f"{first.place}super_device_id", seen, _GENERATE))
     if found.generation == "a3" and table.format == "pair" and table.version == "1.0":
         seen = "is 1.0, and this host is an A3"
-        problems.append(Problem("fail", table.line_of("version"), "version", seen, "write 1.2, with super ids; or " + _GENERATE))
+        problems.append(
+            Problem("fail", table.line_of("version"), "version", seen, "write 1.2, with super ids; or " + _GENERATE)
+        )
     return problems
 
 
@@ -59,11 +61,19 @@ def _compare(
         if device.device_id in {str(facts.container_id) for facts in found.devices}:
             hint = " (this container counts from 0; the table needs the host's numbers)"
         seen = f"server {server.server_id!r} has no NPU {device.device_id}; here are {there}{hint}"
-        yield Problem("fail", device.line_of("device_id"), f"{device.place}device_id", seen, "write the physical id, or " + _GENERATE)
+        yield Problem(
+            "fail",
+            device.line_of("device_id"),
+            f"{device.place}device_id",
+            seen,
+            "write the physical id, or " + _GENERATE,
+        )
         return
     if actual.logical_id is None:
         seen = f"NPU {device.device_id} is hidden from this process (ASCEND_RT_VISIBLE_DEVICES): not compared"
-        yield Problem("warn", device.line_of("device_id"), f"{device.place}device_id", seen, "check where the variable is not set")
+        yield Problem(
+            "warn", device.line_of("device_id"), f"{device.place}device_id", seen, "check where the variable is not set"
+        )
         return
     pairs = (
         ("device_ip", device.device_ip, {actual.device_ip, actual.nic_ip, actual.vnic_ip}),

@@ -117,7 +117,7 @@ def _own_offer(parsed: argparse.Namespace, system: System) -> Offer:
     )
     if parsed.devices is not None:
         devices.sort(key=lambda device: parsed.devices.index(device.logical_id))
-    _warn(system, found, devices)
+    _warn(system, found, devices, "no_ip" if parsed.without_ip else "")
     prefill, decode = parsed.prefill or 0, parsed.decode or 0
     if prefill + decode > len(devices):
         raise PDConfigError(
@@ -130,10 +130,10 @@ def _own_offer(parsed: argparse.Namespace, system: System) -> Offer:
     return make_offer(devices[:prefill], devices[prefill : prefill + decode], rest)
 
 
-def _warn(system: System, found: Inventory, devices: Sequence[DeviceAddress]) -> None:
+def _warn(system: System, found: Inventory, devices: Sequence[DeviceAddress], accepted: str) -> None:
     """Findings and health of the chosen devices: a table with a sick device is written all the same."""
     chosen = {device.physical_id for device in devices}
-    for finding in found.findings:
+    for finding in (finding for finding in found.findings if not accepted or finding.code != accepted):
         _say(f"{finding.level}: {finding}")
     for health in npu_health(found, system):
         if health.device.physical_id in chosen and health.status and not health.ok:

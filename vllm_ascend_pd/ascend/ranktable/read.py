@@ -218,7 +218,9 @@ class _Reader:
                 if servers and servers[-1].server_id == server_id:
                     servers[-1] = replace(servers[-1], devices=(*servers[-1].devices, device))
                 else:
-                    servers.append(TableServer(server_id, (device,), line=node.line, place=place, field_lines=_field_lines(node)))
+                    servers.append(
+                        TableServer(server_id, (device,), line=node.line, place=place, field_lines=_field_lines(node))
+                    )
             groups.append(TableGroup(role, tuple(servers), line=root.line))
         if not any(group.servers for group in groups):
             self.fail(root, "prefill_device_list", "both lists are empty", "list the devices")
@@ -263,7 +265,12 @@ class _Reader:
             here = f"{place}super_pod_list[{number}]."
             pod = self.text(node, "super_pod_id", here, required=True)
             if pod in names:
-                self.fail(self.member(node, "super_pod_id"), f"{here}super_pod_id", f"super pod {pod!r} is there twice", "merge the entries")
+                self.fail(
+                    self.member(node, "super_pod_id"),
+                    f"{here}super_pod_id",
+                    f"super pod {pod!r} is there twice",
+                    "merge the entries",
+                )
             names.add(pod)
             for index, entry in enumerate(self.items(node, "server_list", here)):
                 spot = f"{here}server_list[{index}].server_id"
