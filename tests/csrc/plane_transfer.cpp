@@ -271,6 +271,31 @@ TEST(what_is_no_answer_is_a_bad_frame) {
   }
 }
 
+TEST(an_answer_to_another_request_is_a_bad_frame) {
+  for (const std::uint32_t sequence : {1u, 2u}) {  // of the first request: 1
+    Plane plane(1, milliseconds(2000), nullptr);
+    Memory memory(kTensors, kBlocks, kBlockBytes, 1);
+    plane.add_cache(memory.cache(1));
+    RawPeer raw = connect_raw(plane);
+    raw.link->add_remote_cache({1, kTensors, memory.tensor_bytes(), {}});
+    const std::uint64_t num_bytes = kTensors * kBlockBytes;
+    const auto reply = encode_reply({num_bytes, kStatusOk, {}}, sequence);
+    const std::vector<std::byte> bytes(num_bytes);
+    std::thread peer([&] {
+      char byte = 0;
+      CHECK(::recv(raw.answers, &byte, 1, MSG_PEEK) == 1);
+      CHECK(::send(raw.answers, reply.data(), reply.size(), 0) > 0);
+      CHECK(::send(raw.answers, bytes.data(), bytes.size(), MSG_NOSIGNAL) != 0);
+    });
+    const std::vector<std::int64_t> one{1};
+    const LinkStatus wanted = sequence == 1 ? LinkStatus::kOk : LinkStatus::kBadFrame;
+    CHECK(raw.link->transfer(move(one, one, kTensors, kBlockBytes)).status == wanted);
+    peer.join();
+    ::close(raw.answers);
+    ::close(raw.requests);
+  }
+}
+
 TEST(cut_ends_a_running_transfer) {
   Plane plane(1, milliseconds(20'000), nullptr);
   Memory memory(kTensors, kBlocks, kBlockBytes, 1);
