@@ -33,6 +33,8 @@ def find_endpoints() -> list[Endpoint]:
     paths = constants(parse(PACKAGE / "front/http_messages.py"))
     found = []
     for file in module_paths():
+        if "APIRouter" not in file.read_text():
+            continue
         tree = parse(file)
         known = {**paths, **constants(tree)}
         for node in ast.walk(tree):

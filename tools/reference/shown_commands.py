@@ -45,6 +45,7 @@ VLLM_FLAGS: Final = frozenset(
         "--quantization",
         "--seed",
         "--served-model-name",
+        "--shutdown-timeout",
         "--tensor-parallel-size",
         "--trust-remote-code",
     }

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""README and `docs/**` say nothing that the code does not know: commands, names, log lines, links."""
+"""The pages of the repository say nothing that the code does not know: commands, names, log lines, links."""
 
 import importlib.util
 import re
@@ -55,9 +55,22 @@ def test_quoted_log_lines_are_printed_by_the_code(file, printed):
 
 def test_every_guide_is_in_the_index():
     index = (ROOT / "docs/README.md").read_text()
-    pages = [file.relative_to(ROOT / "docs").as_posix() for file in FILES if file.parent != ROOT]
+    pages = [file.relative_to(ROOT / "docs").as_posix() for file in FILES if ROOT / "docs" in file.parents]
     missing = [page for page in pages if f"({page})" not in index and page != "README.md" and "decisions/" not in page]
     assert not missing
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("PREFILL_SLOTS", "64 MiB on prefill (4 slots"), ("DECODE_SLOTS", "32 MiB on decode (2 slots)")]
+)
+def test_sizing_tells_the_staging_buffers_of_the_code(name, said):
+    from vllm_ascend_pd.transfer.staging.chunks import SLOT_BYTES
+
+    text = (ROOT / "vllm_ascend_pd/engine/worker.py").read_text()
+    slots = int(re.search(rf"^{name} = (\d+)", text, re.MULTILINE)[1])
+    assert f"{slots * SLOT_BYTES >> 20} MiB" in said
+    assert f"{slots} slots" in said
+    assert said in (ROOT / "docs/sizing.md").read_text()
 
 
 def test_flags_of_vllm_exist_in_the_one_that_is_installed():
