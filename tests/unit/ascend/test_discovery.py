@@ -112,6 +112,25 @@ def test_a_logical_id_that_is_not_there_is_refused(tmp_path):
         discover(replay("a2-container-visible", tmp_path), only=[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "command", "copied", "seen"),
+    [
+        ("a2-host", "hccn_tool -i 6 -ip -g", "hccn_tool -i 2 -ip -g", "NPU 6: has the IP address 192.0.2.12 of NPU 2"),
+        (
+            "a3-host",
+            "npu-smi info -t spod-info -i 3 -c 1",
+            "npu-smi info -t spod-info -i 3 -c 0",
+            "NPU 7: has the SDID 17563648 of NPU 6",
+        ),
+    ],
+)
+def test_two_devices_with_one_address_are_refused(name, command, copied, seen, tmp_path):
+    recording = read_recording(name)
+    recording.answers[command] = recording.answers[copied]
+    with pytest.raises(DeviceError, match=seen):
+        discover(build(recording, tmp_path))
+
+
 def test_one_sick_device_does_not_hide_the_others(tmp_path):
     assert as_tuples(discover(replay("a2-hangs", tmp_path), only=[0])) == [a2("198.51.100.11", 0, 0, 10)]
 

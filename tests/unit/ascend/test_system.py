@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import pytest
 
@@ -21,11 +22,22 @@ def test_stderr_and_exit_code_are_kept():
     assert (result.code, result.text) == (7, "out\nerr\n")
 
 
-def test_a_command_that_hangs_is_ended_with_its_children():
+def test_a_command_that_hangs_is_ended_with_its_children(tmp_path):
+    note = tmp_path / "child"
     started = time.monotonic()
     with pytest.raises(TimeoutError):
-        run_command(["/bin/sh", "-c", "sleep 30 & sleep 30"], 0.2)
+        run_command(["/bin/sh", "-c", f"sleep 30 & echo $! > {note}; sleep 30"], 0.5)
     assert time.monotonic() - started < 5
+    assert not is_running(int(note.read_text()))
+
+
+def is_running(pid):
+    """Whether the process lives; a zombie that nobody has collected yet does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_output_is_bounded():

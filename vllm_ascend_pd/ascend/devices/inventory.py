@@ -133,9 +133,23 @@ def inventory(
         if logical is not None and (only is None or logical in only):
             facts = reader.add_addresses(_add_super_pod(system, facts, findings))
         devices.append(facts)
-    findings += reader.findings
+    findings += [*reader.findings, *_find_twins(devices)]
     devices.sort(key=lambda facts: (facts.logical_id is None, facts.logical_id or 0, facts.physical_id))
     return Inventory(generation, tuple(devices), tuple(findings))
+
+
+def _find_twins(devices: list[DeviceFacts]) -> list[Finding]:
+    """Two devices with one address: hccn_tool was asked by numbers that mean something else to it."""
+    findings: list[Finding] = []
+    first: dict[tuple[str, str], DeviceFacts] = {}
+    for device in devices:
+        for name, value in (("IP address", device.device_ip), ("SDID", device.super_device_id)):
+            twin = first.setdefault((name, value), device) if value else device
+            if twin is not device:
+                seen = f"has the {name} {value} of NPU {twin.physical_id}"
+                action = "compare with `hccn_tool` and `npu-smi info -t spod-info` on the host, and report it"
+                findings.append(Finding("fail", f"NPU {device.physical_id}", seen, action, "twins"))
+    return findings
 
 
 def _list_chips(system: System) -> tuple[list[ChipRow], list[Finding]]:

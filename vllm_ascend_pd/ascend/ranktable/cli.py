@@ -18,7 +18,7 @@ from vllm_ascend_pd.ascend.ranktable.check_host import check_host
 from vllm_ascend_pd.ascend.ranktable.generate import add_generate_arguments, run_generate
 from vllm_ascend_pd.ascend.ranktable.lines import MAX_CHARS
 from vllm_ascend_pd.ascend.ranktable.model import Problem, RankTable
-from vllm_ascend_pd.ascend.ranktable.show import print_table, printable, table_as_json
+from vllm_ascend_pd.ascend.ranktable.show import describe_size, print_table, printable, table_as_json
 from vllm_ascend_pd.config import primary_host
 from vllm_ascend_pd.errors import PDConfigError, PDError
 from vllm_ascend_pd.signals import sigterm_as_interrupt
@@ -130,8 +130,7 @@ def _compare(table: RankTable, server_id: str, system: System) -> tuple[list[Pro
 def _summary(table: RankTable | None, failures: int, warnings: int) -> str:
     if table is None:
         return "no rank table could be read"
-    devices = sum(1 for _ in table.rows())
-    what = f"{table.format} table, version {table.version}: {devices} devices on {len(table.server_ids)} servers"
+    what = f"{table.format} table, version {table.version}: {describe_size(table)}"
     if not failures and not warnings:
         return f"{what}: no problem found"
     return f"{what}: {failures} failures, {warnings} warnings"

@@ -33,6 +33,12 @@ def printable(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
+def describe_size(table: RankTable) -> str:
+    """`3 devices on 1 server`."""
+    counts = ((sum(1 for _ in table.rows()), "device"), (len(table.server_ids), "server"))
+    return " on ".join(f"{number} {noun}" + ("" if number == 1 else "s") for number, noun in counts)
+
+
 def table_rows(table: RankTable) -> list[dict[str, str]]:
     """One flat record per device."""
     return [
@@ -59,12 +65,7 @@ def print_table(table: RankTable, console: Console | None = None) -> None:
         console = Console(width=None if sys.stdout.isatty() else WIDTH_WITHOUT_TERMINAL)
     rows = table_rows(table)
     columns = [(title, name) for title, name in _COLUMNS if any(row[name] for row in rows)]
-    grid = Table(
-        title=Text(
-            f"{table.format} table, version {printable(table.version)}, {len(rows)} devices on "
-            f"{len(table.server_ids)} servers"
-        )
-    )
+    grid = Table(title=Text(f"{table.format} table, version {printable(table.version)}, {describe_size(table)}"))
     for title, _ in columns:
         grid.add_column(title, justify="left" if title in ("group", "server", "IP address") else "right")
     previous: tuple[str, str] | None = None
