@@ -36,6 +36,7 @@ EXPECTED = {
     "a2-host": [a2("198.51.100.11", n, n, 10 + n) for n in range(8)],
     "a2-host-tls": [a2("198.51.100.12", n, n, 20 + n) for n in range(2)],
     "a2-container": [a2("198.51.100.11", 0, 4, 14), a2("198.51.100.11", 1, 7, 17)],
+    "a2-container-no-hccn-tool": [a2("198.51.100.11", 0, 4, 14), a2("198.51.100.11", 1, 7, 17)],
     "a2-container-visible": [a2("198.51.100.11", 0, 7, 17)],
     "a2-container-remap": [
         a2("198.51.100.11", 0, 2, 12),
@@ -160,6 +161,7 @@ def test_hidden_devices_are_listed_last_and_without_addresses(tmp_path):
     ("name", "generation", "codes"),
     [
         ("a2-host", "a2", []),
+        ("a2-container", "a2", []),
         ("a3-host", "a3", []),
         ("a5", "other", [""]),
         ("a2-stale-conf", "a2", ["stale_conf"]),
