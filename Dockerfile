@@ -9,7 +9,7 @@ ARG A3_BASE=quay.io/ascend/cann:9.1.0-a3-ubuntu22.04-py3.12
 
 # ------------------------------------------------------------------------------------------------- the wheels
 FROM debian:bookworm-slim AS source
-RUN --mount=type=bind,source=docker,target=/docker /docker/packages.sh wheel
+RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /docker/packages.sh wheel
 WORKDIR /src
 COPY . .
 
@@ -25,11 +25,12 @@ RUN --mount=type=cache,target=/cache /src/docker/wheel.sh "$ASCEND_LANE" /dist
 
 # ------------------------------------------------------------------------------------------------- cpu
 FROM ${CPU_BASE} AS cpu
-RUN --mount=type=bind,source=docker,target=/docker /docker/packages.sh cpu
+RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /docker/packages.sh cpu
 ARG PD_UID=1000
-RUN --mount=type=bind,source=docker,target=/docker /docker/user.sh "$PD_UID"
+RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheel-cpu,source=/dist,target=/dist \
+RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
+    --mount=type=bind,from=wheel-cpu,source=/dist,target=/dist \
     /docker/install.sh /dist
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh cpu
 ARG VERSION=unknown
@@ -51,16 +52,17 @@ CMD ["--help"]
 
 # ------------------------------------------------------------------------------------------------- a2
 FROM ${A2_BASE} AS a2
-RUN --mount=type=bind,source=docker,target=/docker /docker/packages.sh ascend
+RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /docker/packages.sh ascend
 ARG PD_UID=1000
-RUN --mount=type=bind,source=docker,target=/docker /docker/user.sh "$PD_UID"
+RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
+RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
+    --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
     /docker/install.sh /dist ascend
 ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
 ARG VLLM_ASCEND_VERSION=0.23.0.post1
 ARG TRITON_ASCEND_VERSION=3.2.2
-RUN --mount=type=bind,source=docker,target=/docker /docker/install-ascend.sh ascend910b1
+RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910b1
 ENV HOME=/home/vllm USER=vllm LOGNAME=vllm PYTHONUNBUFFERED=1 TASK_QUEUE_ENABLE=1 OMP_NUM_THREADS=1
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh ascend
 ARG VERSION=unknown
@@ -81,16 +83,17 @@ CMD ["--help"]
 
 # ------------------------------------------------------------------------------------------------- a3
 FROM ${A3_BASE} AS a3
-RUN --mount=type=bind,source=docker,target=/docker /docker/packages.sh ascend
+RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /docker/packages.sh ascend
 ARG PD_UID=1000
-RUN --mount=type=bind,source=docker,target=/docker /docker/user.sh "$PD_UID"
+RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN --mount=type=bind,source=docker,target=/docker --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
+RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
+    --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
     /docker/install.sh /dist ascend
 ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
 ARG VLLM_ASCEND_VERSION=0.23.0.post1
 ARG TRITON_ASCEND_VERSION=3.2.2
-RUN --mount=type=bind,source=docker,target=/docker /docker/install-ascend.sh ascend910_9391
+RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910_9391
 ENV HOME=/home/vllm USER=vllm LOGNAME=vllm PYTHONUNBUFFERED=1 TASK_QUEUE_ENABLE=1 OMP_NUM_THREADS=1
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh ascend
 ARG VERSION=unknown

@@ -33,3 +33,5 @@ install "vllm-ascend==$vllm_ascend"
 # NVIDIA's Triton takes the same import name; on x86-64 vLLM brings it in.
 pip uninstall -y triton triton-ascend
 install --no-deps "triton-ascend==$triton_ascend"
+# The extension that gathers and scatters KV on the NPU, against this torch and torch_npu.
+/opt/vllm/bin/python -m vllm_ascend_pd.npu.build

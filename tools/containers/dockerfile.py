@@ -16,9 +16,8 @@ from typing import Final
 
 from tools.cache import CacheError
 
-KEYWORDS: Final = frozenset(
-    "ARG CMD COPY ENTRYPOINT ENV EXPOSE FROM HEALTHCHECK LABEL RUN STOPSIGNAL USER WORKDIR".split()
-)
+_IMAGE: Final = ("CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "HEALTHCHECK", "LABEL", "RUN", "STOPSIGNAL", "USER")
+KEYWORDS: Final = frozenset({"ARG", "FROM", "WORKDIR", *_IMAGE})
 _VARIABLE: Final = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 
 

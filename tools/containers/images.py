@@ -165,7 +165,7 @@ class Builder:
                 seen.append(compute_tree_digest(source, ["."]))
                 binds.append(Bind(source, target))
             else:
-                seen.append(context.compute_context_digest(ROOT, mount["source"].strip("/") + "/"))
+                seen.append(context.compute_context_digest(ROOT, mount["source"]))
                 binds.append(Bind(ROOT / mount["source"], target))
         env = {**image.arguments, **image.env, **self.env}
         key = compute_digest(image.key, "RUN", one.text, json.dumps(env, sort_keys=True), *seen)
