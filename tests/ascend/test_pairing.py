@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from types import SimpleNamespace
 
 import pytest
 
 from tools.fork.lanes import get_lane
 from vllm_ascend_pd.ascend import pairing
-from vllm_ascend_pd.ascend.host_facts import ask_chip, collect_facts, read_built_chip
+from vllm_ascend_pd.ascend.host_facts import ask_chip, collect_facts, read_built_chip, refuse_unpaired_host
 from vllm_ascend_pd.ascend.pairing import PairingFacts, check_pairing, get_generation, refuse_unpaired
 from vllm_ascend_pd.errors import PDConfigError
 
@@ -179,3 +180,35 @@ def test_the_chip_of_the_installed_vllm_ascend_is_read_from_its_build_record(tmp
 
 def test_a_missing_npu_smi_leaves_the_chip_unknown():
     assert ask_chip(lambda _: "") is None
+
+
+def test_a_start_on_a_host_with_npus_is_refused_until_versions_pair(tmp_path, caplog):
+    refuse_unpaired_host(tmp_path)  # no device file, nothing is asked
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/davinci_manager").touch()
+    installed = {"vllm": "0.32.0+pd.1.cpu", "torch": "2.13.0"}
+    sources = {"environ": {}, "run": lambda _: "", "installed": installed.get}
+    refuse_unpaired_host(tmp_path, **sources)  # the lane for CPUs computes on the CPU: a warning
+    assert "it computes on the CPU" in caplog.text
+    installed["vllm-ascend"] = "0.23.0.post1"
+    with pytest.raises(PDConfigError, match="do not belong together:\n  vllm: 0.32.0"):
+        refuse_unpaired_host(tmp_path, **sources)
+
+
+def test_the_start_asks_for_the_pair_and_refuses_settings_of_vllm_ascend_by_name(monkeypatch, capsys):
+    from vllm_ascend_pd.front import resolve, serve_args
+
+    args = SimpleNamespace(pd_role="prefill", host=None, additional_config={"enable_kv_nz": True})
+    with pytest.raises(SystemExit):
+        serve_args.check_serve_args(args)
+    assert "--additional-config enable_kv_nz=true does not go with --pd-role prefill" in capsys.readouterr().err
+    with pytest.raises(PDConfigError, match="enable_kv_nz=true"):
+        resolve.refuse_typed("decode", args, {})
+
+    def refuse():
+        raise PDConfigError("the versions")
+
+    monkeypatch.setattr("vllm_ascend_pd.ascend.host_facts.refuse_unpaired_host", refuse)
+    with pytest.raises(SystemExit):
+        serve_args.check_serve_args(SimpleNamespace(pd_role="prefill", host=None))
+    assert "error: the versions" in capsys.readouterr().err

@@ -8,6 +8,7 @@ version files: `key=value` lines, the key in any case. Runs in the command's mai
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import os
 import platform
 import re
@@ -15,9 +16,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from vllm_ascend_pd.ascend.pairing import PairingFacts, get_generation
+from vllm_ascend_pd.ascend.pairing import PairingFacts, check_pairing, get_generation, refuse_unpaired
+
+logger = logging.getLogger(__name__)
 
 DEVICE_FILE: Final = "dev/davinci_manager"
 DRIVER_FILE: Final = "usr/local/Ascend/driver/version.info"
@@ -34,6 +37,23 @@ def run_tool(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
+
+
+def refuse_unpaired_host(root: Path = Path("/"), **sources: Any) -> None:
+    """On a host with NPUs: log which versions were only tried differently, stop a start with those that do not fit.
+
+    `sources` are those of `collect_facts`.
+
+    Raises:
+        PDConfigError: one line for each thing, with what to do.
+    """
+    if not has_npu_devices(root):
+        return
+    verdicts = check_pairing(collect_facts(root=root, **sources))
+    for verdict in verdicts:
+        if verdict.level == "warn":
+            logger.warning("pd: %s", verdict)
+    refuse_unpaired(verdicts)
 
 
 def get_installed(project: str) -> str | None:

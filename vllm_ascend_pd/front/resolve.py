@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vllm_ascend_pd.ascend.together import refuse_model, refuse_settings
 from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig, PDRole, pd_config_of
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.front.flags import Given, read_options
@@ -55,12 +56,23 @@ def resolve_pd(engine_args: Any, environ: Mapping[str, str] = os.environ) -> Non
     if "role" not in given:
         return
     _refuse_unsupported(engine_args, given)
+    refuse_typed(given["role"].value, engine_args, environ)
     if getattr(engine_args, "pd_instance", None) is None:
         engine_args.pd_instance = new_instance()
     pd_config = build_config(given, engine_args.pd_instance)
     engine_args.kv_transfer_config = _transfer_config(pd_config, engine_args.kv_transfer_config)
     if engine_args.shutdown_timeout == 0:
         engine_args.shutdown_timeout = max(MIN_SHUTDOWN_TIMEOUT_S, math.ceil(pd_config.deadline_s))
+
+
+def refuse_typed(role: str, args: Any, environ: Mapping[str, str]) -> None:
+    """Refuse settings of vllm-ascend that do not go with a role.
+
+    Raises:
+        PDConfigError: names flag and value.
+    """
+    eager = bool(getattr(args, "enforce_eager", False))
+    refuse_settings(role, getattr(args, "additional_config", None), environ, eager=eager)
 
 
 def build_config(given: Mapping[str, Given], instance: Mapping[str, str]) -> PDConfig:
@@ -118,6 +130,7 @@ def check_engine_config(vllm_config: Any, engine_args: Any) -> None:
     for feature, present in found.items():
         if present:
             raise _unsupported(pd_config.role.value, feature)
+    refuse_model(pd_config.role.value, getattr(vllm_config, "quant_config", None))
     media = getattr(model, "multimodal_config", None)
     if media is not None and getattr(media, "allow_missing_mm_embeddings", False):
         media.allow_missing_mm_embeddings = False

@@ -15,7 +15,7 @@ from typing import Any
 from vllm_ascend_pd.config import PDConfig, is_loopback
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.front.flags import check_bind, read_options
-from vllm_ascend_pd.front.resolve import build_config, new_instance
+from vllm_ascend_pd.front.resolve import build_config, new_instance, refuse_typed
 from vllm_ascend_pd.secret import load_secret
 
 LOOPBACK = "127.0.0.1"
@@ -37,15 +37,17 @@ def check_serve_args(args: Any) -> None:
 
 
 def check_host(config: PDConfig, args: Any) -> None:
-    """The cheap part of `vllm pd doctor`: log its warnings, refuse what fails.
+    """The cheap part of `vllm pd doctor`: log its warnings, refuse what fails. First, versions that must pair.
 
     Raises:
         PDConfigError: in the doctor's words.
     """
+    from vllm_ascend_pd.ascend.host_facts import refuse_unpaired_host
     from vllm_ascend_pd.doctor.local import refuse_bad_start  # not imported by servers without a role
     from vllm_ascend_pd.logs import follow_vllm_logging
 
     follow_vllm_logging()
+    refuse_unpaired_host()
     given = read_options(args)
     has_workers_only = bool(getattr(args, "headless", False))
     refuse_bad_start(config, "--pd-listen" if "listen" in given else "--host", binds=not has_workers_only)
@@ -67,6 +69,7 @@ def settle_serve_args(args: Any, environ: Mapping[str, str] = os.environ) -> PDC
             f"{environ['VLLM_USE_RUST_FRONTEND']} bypasses it: unset VLLM_USE_RUST_FRONTEND"
         )
     _refuse_modes_without_http(args, given)
+    refuse_typed(role.value, args, environ)
     if "secret-file" not in given and not getattr(args, "uds", None):
         if args.host is None:
             args.host = LOOPBACK
