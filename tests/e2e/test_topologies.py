@@ -105,7 +105,7 @@ def test_the_demo_model_answers_the_same_through_a_pair(zygote: Zygote):
     prompts: list[list[int]] = [tokenizer(text)["input_ids"] for text in texts]
     story = tokenizer("The history of the city of Paris is long and rich. " * 60)["input_ids"]
     prompts.append(story[:540])  # longer than the window of 512
-    # Upstream warms up with as many tokens as one step may have; its default of 4096 takes minutes with this vocabulary.
+    # Upstream warms up with as many tokens as a step may have: its default of 4096 takes minutes with this vocabulary.
     pair: Pair = start_pair(
         zygote,
         folder,
