@@ -119,12 +119,14 @@ class OneSidedLinker:
         self._local_host = local_host
         self._asker = asker
         self._pause = pause
+        self._asked: dict[int, tuple[RankAddress, str]] = {}  # who is to hear of the end, and of which link
 
     def link(self, peer: RankAddress, deadline: float) -> None:
         """Raises LinkFailedError."""
         if self._asker is not None and peer.link_port:
             message = self._asker.make_message(peer, deadline)
             self._asker.ask_until(("ready",), message, peer, deadline)
+            self._asked[peer.cluster_id] = (peer, message.link_id)
         has_relinked = False
         while True:
             timeout_ms = min(LINK_TIMEOUT_MS, int((deadline - time.monotonic()) * 1000))
@@ -134,13 +136,14 @@ class OneSidedLinker:
             outcome = judge(LINK, code)
             if outcome.action is Action.DONE:
                 return
-            if outcome.spoils:
-                self.unlink(peer.cluster_id)
             if outcome.action is Action.WAIT:
                 self._pause(WAIT_S)
             elif outcome.action is Action.RELINK and not has_relinked:
                 has_relinked = True
+                self._unlink_here(peer.cluster_id)
             else:
+                if outcome.spoils:
+                    self.unlink(peer.cluster_id)
                 raise LinkFailedError(f"{_name(peer)}: {text}")
 
     def _dial(self, peer: RankAddress, timeout_ms: int) -> tuple[Any, str]:
@@ -156,7 +159,15 @@ class OneSidedLinker:
         return code, str(code)
 
     def unlink(self, cluster_id: int) -> bool:
-        """On this side only: the other one may be gone."""
+        """By force, which each side does for itself: the other one may be gone. It is told, where it was asked."""
+        if not self._unlink_here(cluster_id):
+            return False
+        peer, link_id = self._asked.pop(cluster_id, (None, ""))
+        if peer is not None and self._asker is not None:
+            self._asker.tell_end(peer, link_id)
+        return True
+
+    def _unlink_here(self, cluster_id: int) -> bool:
         cluster = self._module.LLMClusterInfo()
         cluster.remote_cluster_id = cluster_id
         try:
