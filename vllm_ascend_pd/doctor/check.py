@@ -50,7 +50,7 @@ class Check:
 
     def to_dict(self) -> dict[str, str]:
         """For the JSON document."""
-        return {"check": self.key, "state": self.state.value, "seen": self.seen, "todo": self.todo}
+        return {"check": self.key, "status": self.state.value, "seen": self.seen, "todo": self.todo}
 
 
 def ok(key: str, seen: str) -> Check:

@@ -7,6 +7,7 @@ Exit code: 0 when nothing fails (warnings do not count), 1 when something does, 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import socket
@@ -34,6 +35,7 @@ from vllm_ascend_pd.doctor.host import Host
 from vllm_ascend_pd.doctor.local import LocalFacts, Wanted, check_host
 from vllm_ascend_pd.doctor.peer.instance import InstanceVisit, visit_instance
 from vllm_ascend_pd.doctor.peer.listener import DoctorListener
+from vllm_ascend_pd.doctor.peer.path import look_at
 from vllm_ascend_pd.doctor.peer.plane import MAX_BYTES
 from vllm_ascend_pd.doctor.peer.visitor import Visit, Visitor
 from vllm_ascend_pd.doctor.render import print_report
@@ -81,7 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--peer",
         metavar="URL",
-        help="HOST:PORT of a doctor that was started there with --listen, or http://HOST:PORT of a running instance",
+        help="http://HOST:PORT of a running instance, or HOST:PORT of a doctor that was started there with --listen",
     )
     parser.add_argument(
         "--listen",
@@ -206,6 +208,8 @@ def _visit(options: Options, facts: LocalFacts) -> list[Check]:
             secret = load_secret(options.secret_file)
         except PDConfigError as error:
             return [fail("peer.secret", str(error), "the way to a peer is not looked at without a secret")]
+    if options.peer_url and secret is not None:
+        options = _recognise_doctor(options)
     if options.peer_url:
         return list(visit_instance(InstanceVisit(options.peer_url, secret, facts.for_peer(), options.timeout_s)))
     assert secret is not None
@@ -221,6 +225,17 @@ def _visit(options: Options, facts: LocalFacts) -> list[Check]:
         transport=options.transport,
     )
     return list(Visitor(visit).run())
+
+
+def _recognise_doctor(options: Options) -> Options:
+    """A doctor is one also when it was called http://HOST:PORT: it greets, and an HTTP server waits to be asked."""
+    parts = urlsplit(options.peer_url)
+    if parts.scheme != "http" or parts.hostname is None or parts.port is None:
+        return options
+    path = look_at(parts.hostname, parts.port, options.timeout_s, wait_greeting=True)
+    if not path.is_control_plane:
+        return options
+    return dataclasses.replace(options, peer_url="", peer=(parts.hostname, parts.port))
 
 
 # ---------------------------------------------------------------- waiting for a visitor

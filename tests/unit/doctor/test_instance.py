@@ -203,14 +203,18 @@ class TestFacts:
     def test_what_the_handshake_refuses_fails_and_the_rest_warns(self):
         check = self.told(byte_order="big")["peer.versions"]
         assert (check.state, "byte_order is (absent) here and big there" in check.seen) == (State.FAIL, True)
-        check = self.told(cann="8.5.0")["peer.versions"]
-        assert (check.state, "cann is (absent) here and 8.5.0 there" in check.seen) == (State.WARN, True)
+        check = self.told(torch="2.9.0")["peer.versions"]
+        assert (check.state, "torch is (absent) here and 2.9.0 there" in check.seen) == (State.WARN, True)
+        assert self.told(cann="(unknown)")["peer.versions"].state is State.OK
 
-    def test_variables_that_must_agree_fail_and_others_warn(self):
-        check = self.told(environment={"HCCL_INTRA_ROCE_ENABLE": "0", "HCCL_RDMA_TC": "132"})["peer.environment"]
+    def test_variables_that_the_handshake_compares_fail_and_others_warn(self):
+        check = self.told(environment={"HCCL_INTRA_ROCE_ENABLE": "0"})["peer.environment"]
         assert (check.state, "HCCL_INTRA_ROCE_ENABLE is 1 here and 0 there" in check.seen) == (State.FAIL, True)
-        check = self.told(environment={"HCCL_INTRA_ROCE_ENABLE": "1", "HCCL_RDMA_TC": "0"})["peer.environment"]
-        assert (check.state, "HCCL_RDMA_TC is 132 here and 0 there" in check.seen) == (State.WARN, True)
+        alike = {"HCCL_INTRA_ROCE_ENABLE": "1"}  # HCCL_RDMA_TC: what we set is the default
+        assert self.told(environment=alike)["peer.environment"].state is State.OK
+        check = self.told(environment={**alike, "HCCL_RDMA_TIMEOUT": "18"})["peer.environment"]
+        assert (check.state, "HCCL_RDMA_TIMEOUT is (absent) here and 18 there" in check.seen) == (State.WARN, True)
+        assert self.told(environment={**alike, "HCCL_IF_IP": "10.0.0.1"})["peer.environment"].state is State.OK
 
     @pytest.mark.parametrize(
         ("tls", "state"),

@@ -152,7 +152,7 @@ def test_a_host_whose_tools_fail_fails_with_their_words(recording: str, tmp_path
     [
         ({}, OK, "no HCCL_*"),
         ({"HCCL_RDMA_TC": "132"}, OK, "HCCL_RDMA_TC=132"),
-        ({"HCCL_NPU_SOCKET_PORT_RANGE": "auto"}, FAIL, "links break"),
+        ({"HCCL_NPU_SOCKET_PORT_RANGE": "auto"}, FAIL, "HCCL_NPU_SOCKET_PORT_RANGE"),
         ({"HCCL_NPU_SOCKET_PORT_RANGE": "60000-60050"}, OK, "60000-60050"),
         ({"HCCL_INTRA_ROCE_ENABLE": "yes"}, FAIL, "0 or 1"),
         ({"ASCEND_RT_VISIBLE_DEVICES": "0,1,1"}, FAIL, "twice"),

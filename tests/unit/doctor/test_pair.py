@@ -239,7 +239,7 @@ def test_the_command_ends_with_0_or_1_and_its_document_has_the_stable_keys(docto
     assert set(document["counts"]) == {"ok", "warn", "fail", "not applicable"}
     assert sum(document["counts"].values()) == len(document["checks"])
     for check in document["checks"]:
-        assert set(check) == {"check", "state", "seen", "todo"}
+        assert set(check) == {"check", "status", "seen", "todo"}
     keys = [check["check"] for check in document["checks"]]
     assert len(set(keys)) == len(keys)
     assert {"software.vllm", "memory.arena", "network.address", "peer.dial-back", "transfer.to-peer"} <= set(keys)
@@ -272,3 +272,11 @@ def test_a_doctor_that_nobody_visits_ends_in_time(secret_path: Path):
     assert found.returncode == 1
     found = run_doctor("--listen", "127.0.0.1", "--pd-secret-file", str(secret_path), "--listen-for", "1s")
     assert found.returncode == 0
+
+
+def test_a_doctor_is_recognised_also_when_it_was_called_by_a_url(doctors, secret_path: Path):
+    doctor = doctors("--once")
+    words = ("--peer", f"http://127.0.0.1:{doctor.port}", "--pd-secret-file", str(secret_path), "--bytes", "1MiB")
+    found = run_doctor(*words)
+    assert found.returncode == 0, found
+    assert "transfer.to-peer" in found.stdout

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 
 from vllm_ascend_pd import datadist
 from vllm_ascend_pd.ascend import devices
+from vllm_ascend_pd.datadist import environment
 from vllm_ascend_pd.doctor.check import Check, fail, not_applicable, ok, warn
 from vllm_ascend_pd.doctor.host import Host
+from vllm_ascend_pd.errors import PDConfigError
 
 CHATTY_LEVELS = ("0", "1")  # debug, info
 ASSUMED_LINKS = 16  # of a rank, for the estimate: the size of a pool of peers
@@ -166,8 +168,11 @@ def check_environment(host: Host) -> Check:
     key, environ = "npu.environment", host.environ
     if host.count_npus() == 0:
         return not_applicable(key, f"{NO_NPU}: HCCL_* and ASCEND_* have no effect")
-    if environ.get("HCCL_NPU_SOCKET_PORT_RANGE", "").strip().lower() == "auto":
-        return fail(key, "HCCL_NPU_SOCKET_PORT_RANGE=auto", "unset it, or give a range: links break with auto")
+    try:
+        environment.check_environment(environ)
+    except PDConfigError as error:
+        seen, _, todo = str(error).partition(": ")
+        return fail(key, seen, todo)
     visible = environ.get(devices.VISIBLE_VARIABLE, "")
     words = [word.strip() for word in visible.split(",") if word.strip()]
     if len(set(words)) != len(words):

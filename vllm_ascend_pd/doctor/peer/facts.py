@@ -7,32 +7,34 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from vllm_ascend_pd import __version__
 from vllm_ascend_pd.ascend.pairing import PairingFacts
+from vllm_ascend_pd.datadist.environment import COMPARED, TOLD
 from vllm_ascend_pd.datadist.host.descriptors import read_boot_id
 from vllm_ascend_pd.doctor.check import Check, fail, ok, warn
 from vllm_ascend_pd.doctor.host import Host
+from vllm_ascend_pd.handshake import UNKNOWN
 from vllm_ascend_pd.wire import WIRE_VERSION
 
 ABSENT: Final = "(absent)"
-# The handshake of two engines refuses these, by the same names.
-MUST_BE_EQUAL: Final = ("wire_version", "vllm_version", "fork_version", "byte_order", "data_plane")
-# Unlike values may work, and are the first thing to make equal when something does not.
-SHOULD_BE_EQUAL: Final = ("chip", "torch", "torch_npu", "vllm_ascend", "cann", "driver", "architecture")
-# Read by CANN in each process; both ends of a link must be told the same.
-ENVIRONMENT: Final = (
-    "HCCL_INTRA_ROCE_ENABLE",
-    "HCCL_RDMA_TC",
-    "HCCL_RDMA_SL",
-    "HCCL_RDMA_TIMEOUT",
-    "HCCL_RDMA_RETRY_CNT",
-    "HCCL_DETERMINISTIC",
-    "AUTO_USE_UC_MEMORY",
+# The handshake of two engines refuses these, by the same names. What one side could not read is equal to anything.
+MUST_BE_EQUAL: Final = (
+    "wire_version",
+    "vllm_version",
+    "fork_version",
+    "byte_order",
+    "data_plane",
+    "cann",
+    "vllm_ascend",
 )
-ENVIRONMENT_MUST: Final = ("HCCL_INTRA_ROCE_ENABLE",)
+# Unlike values may work, and are the first thing to make equal when something does not.
+SHOULD_BE_EQUAL: Final = ("chip", "torch", "torch_npu", "driver", "architecture")
+# Of each host's own network and devices: unlike by nature.
+_OWN: Final = frozenset({"HCCL_IF_IP", "HCCL_SOCKET_IFNAME", "ASCEND_RT_VISIBLE_DEVICES"})
 
 
 def collect(host: Host, pairing: PairingFacts, tls: Mapping[str, bool | None]) -> dict[str, Any]:
@@ -48,10 +50,10 @@ def collect(host: Host, pairing: PairingFacts, tls: Mapping[str, bool | None]) -
         "chip": pairing.chip or ABSENT,
         "torch": pairing.torch or ABSENT,
         "torch_npu": pairing.torch_npu or ABSENT,
-        "vllm_ascend": pairing.vllm_ascend or ABSENT,
-        "cann": pairing.cann or ABSENT,
+        "vllm_ascend": pairing.vllm_ascend or UNKNOWN,
+        "cann": pairing.cann or UNKNOWN,
         "driver": pairing.driver or ABSENT,
-        "environment": {name: host.environ.get(name, ABSENT) for name in ENVIRONMENT},
+        "environment": {name: host.environ[name] for name in (*COMPARED, *TOLD) if host.environ.get(name)},
         "tls": dict(tls),
         "boot_id": read_boot_id(),
         "network_namespace": _namespace("net"),
@@ -73,9 +75,18 @@ def compare(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Check]:
     return checks
 
 
-def _unlike(names: tuple[str, ...], ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
-    pairs = [(name, ours.get(name, ABSENT), theirs.get(name, ABSENT)) for name in names]
-    return ", ".join(f"{name} is {mine} here and {other} there" for name, mine, other in pairs if mine != other)
+def _unlike(
+    names: Iterable[str],
+    ours: Mapping[str, Any],
+    theirs: Mapping[str, Any],
+    defaults: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    found = []
+    for name in names:
+        mine, other = (facts.get(name, defaults.get(name, ABSENT)) for facts in (ours, theirs))
+        if mine != other and UNKNOWN not in (mine, other):
+            found.append(f"{name} is {mine} here and {other} there")
+    return ", ".join(found)
 
 
 def _compare_versions(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Check:
@@ -90,11 +101,11 @@ def _compare_versions(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Che
 def _compare_environment(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Check:
     key = "peer.environment"
     mine, other = ours.get("environment") or {}, theirs.get("environment") or {}
-    if different := _unlike(ENVIRONMENT_MUST, mine, other):
-        return fail(key, different, "set it alike on both sides: links are not made otherwise")
-    if different := _unlike(ENVIRONMENT, mine, other):
+    if different := _unlike(COMPARED, mine, other, COMPARED):
+        return fail(key, different, "set it alike on both sides: the handshake refuses this")
+    if different := _unlike((name for name in TOLD if name not in _OWN), mine, other):
         return warn(key, different, "set them alike on both sides")
-    return ok(key, f"alike: {', '.join(f'{k}={v}' for k, v in mine.items() if v != ABSENT) or 'nothing is set'}")
+    return ok(key, f"alike: {', '.join(f'{name}={value}' for name, value in mine.items()) or 'nothing is set'}")
 
 
 def _compare_tls(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Check:

@@ -17,9 +17,9 @@ import httpx
 
 from vllm_ascend_pd.config import is_loopback
 from vllm_ascend_pd.control.client import ControlClient
-from vllm_ascend_pd.control.endpoint import join_tcp, resolve
+from vllm_ascend_pd.control.endpoint import join_tcp
 from vllm_ascend_pd.doctor.check import Check, fail, not_applicable, ok, warn
-from vllm_ascend_pd.doctor.peer.path import explain, look_at
+from vllm_ascend_pd.doctor.peer.path import look_at
 from vllm_ascend_pd.errors import PDUnreachableError
 from vllm_ascend_pd.secret import SECRET_FLAG, Secret
 from vllm_ascend_pd.wire import WIRE_VERSION, Hello, HelloReply, Refused
@@ -116,21 +116,13 @@ def _check_planes(visit: InstanceVisit, status: Mapping[str, Any]) -> Iterator[C
             f"start it with --pd-listen ADDRESS (and {SECRET_FLAG}), the address that decode instances use",
         )
         return
-    problem = _reach(host, port, visit.timeout_s)
+    problem = look_at(host, port, visit.timeout_s).problem
     if problem:
         yield fail(key, f"{host}:{port}: {problem}", "open the port of --pd-listen in the firewall, from here to there")
         return
     yield ok(key, f"{host}:{port} accepts connections")
     yield from _check_hello(visit, host, port)
     yield _check_ranks(visit, status)
-
-
-def _reach(host: str, port: int, timeout_s: float) -> str:
-    try:
-        literal = resolve(host)
-    except OSError as error:
-        return explain(error, timeout_s)
-    return look_at(literal, port, timeout_s).problem
 
 
 def _check_hello(visit: InstanceVisit, host: str, port: int) -> Iterator[Check]:
@@ -168,7 +160,7 @@ def _check_ranks(visit: InstanceVisit, status: Mapping[str, Any]) -> Check:
     links = [link for link in status.get("links") or () if isinstance(link, dict)]
     for link in links:
         host, port = str(link.get("host", "")), int(link.get("port") or 0)
-        if problem := _reach(host, port, visit.timeout_s) if port else "":
+        if problem := look_at(host, port, visit.timeout_s).problem if port else "":
             found.append(f"rank {link.get('tp_rank')} at {host}:{port}: {problem}")
     if found:
         return fail(key, "; ".join(found[:8]), "allow all TCP ports from decode hosts to prefill hosts in the firewall")

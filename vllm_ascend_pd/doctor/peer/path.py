@@ -7,6 +7,8 @@ import socket
 import time
 from dataclasses import dataclass
 
+from vllm_ascend_pd.control.endpoint import resolve
+
 IP_MTU = 14  # getsockopt of a connected socket: what the route (and path MTU discovery) allow
 IPV6_MTU = 24
 GREETING_WAIT_S = 0.5
@@ -34,7 +36,7 @@ def look_at(host: str, port: int, timeout_s: float, *, wait_greeting: bool = Fal
     """Connect and close; sends nothing. With `wait_greeting`, half a second for the other side's first word."""
     started = time.monotonic()
     try:
-        sock = socket.create_connection((host, port), timeout_s)
+        sock = socket.create_connection((resolve(host), port), timeout_s)
     except OSError as error:
         return Path(problem=explain(error, timeout_s))
     with sock:

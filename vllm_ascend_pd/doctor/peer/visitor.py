@@ -17,7 +17,7 @@ import msgspec
 
 from vllm_ascend_pd.config import is_loopback
 from vllm_ascend_pd.control.client import ControlClient
-from vllm_ascend_pd.control.endpoint import join_tcp, resolve
+from vllm_ascend_pd.control.endpoint import join_tcp
 from vllm_ascend_pd.doctor.check import Check, State, fail, not_applicable, ok, warn
 from vllm_ascend_pd.doctor.peer import facts as host_facts
 from vllm_ascend_pd.doctor.peer.listener import DoctorListener, NoDoctorError, ping
@@ -36,7 +36,7 @@ from vllm_ascend_pd.doctor.peer.messages import (
     read_body,
     write_body,
 )
-from vllm_ascend_pd.doctor.peer.path import SMALL_MTU, Path, explain, look_at
+from vllm_ascend_pd.doctor.peer.path import SMALL_MTU, Path, look_at
 from vllm_ascend_pd.doctor.peer.plane import ROUNDS, DoctorPlane, Geometry
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.secret import SECRET_FLAG, Secret
@@ -84,8 +84,9 @@ class Visitor:
             self._close(told)
 
     def _steps(self) -> Iterator[Check]:
-        path = self._look()
-        yield _tell_reachable(self._visit, path)
+        visit = self._visit
+        path = look_at(visit.host, visit.port, visit.timeout_s, wait_greeting=True)
+        yield _tell_reachable(visit, path)
         if path.problem or not path.is_control_plane:
             return
         checks = self._check_secret()
@@ -101,13 +102,6 @@ class Visitor:
         yield from host_facts.compare(self._visit.facts, opened.facts)
         yield from self._check_way_back(path)
         yield from self._transfer(path, opened)
-
-    def _look(self) -> Path:
-        try:
-            literal = resolve(self._visit.host)
-        except OSError as error:
-            return Path(problem=explain(error, self._visit.timeout_s))
-        return look_at(literal, self._visit.port, self._visit.timeout_s, wait_greeting=True)
 
     def _check_secret(self) -> list[Check]:
         key = "peer.secret"
