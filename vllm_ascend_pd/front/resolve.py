@@ -26,7 +26,7 @@ from vllm_ascend_pd.front.flags import Given, read_options
 
 CONNECTOR: Final = "DataDistConnector"
 MIN_SHUTDOWN_TIMEOUT_S: Final = 30
-_OTHER_PD_CONNECTORS: Final = re.compile(r"nixl|p2pnccl|moriio|datadist|decodebench|^mooncake(?!store)", re.I)
+_OTHER_PD_CONNECTORS: Final = re.compile(r"nixl|p2pnccl|moriio|datadist|decodebench|hixl|^mooncake(?!.*store)", re.I)
 _MAX_SOCKET_DIR_LENGTH: Final = 80  # a Unix socket path ends at 107 bytes
 
 

@@ -236,7 +236,8 @@ class TestResolve:
     @pytest.mark.parametrize(
         "name",
         ["NixlConnector", "NixlPushConnector", "MooncakeConnector", "P2pNcclConnector", "MoRIIOConnector"]
-        + ["DataDistConnector", "LLMDataDistCMgrConnector", "MooncakeLayerwiseConnector", "DecodeBenchConnector"],
+        + ["DataDistConnector", "LLMDataDistCMgrConnector", "MooncakeLayerwiseConnector", "DecodeBenchConnector"]
+        + ["MooncakeConnectorV1", "HIXLConnector"],
     )
     def test_another_pd_connector_is_refused_by_name(self, name: str) -> None:
         for theirs in (
@@ -246,8 +247,9 @@ class TestResolve:
             with pytest.raises(PDConfigError, match=f"{name}.*--pd-role decode"):
                 self.resolve("--pd-role decode", kv_transfer_config=theirs)
 
-    def test_a_store_is_not_taken_for_a_pd_connector(self) -> None:
-        theirs = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    @pytest.mark.parametrize("name", ["MooncakeStoreConnector", "MooncakeConnectorStoreV1", "AscendStoreConnector"])
+    def test_a_store_is_not_taken_for_a_pd_connector(self, name: str) -> None:
+        theirs = {"kv_connector": name, "kv_role": "kv_both"}
         found = self.resolve("--pd-role decode", kv_transfer_config=theirs).kv_transfer_config
         assert found.kv_connector == "MultiConnector"
 
