@@ -19,6 +19,7 @@ from tools.reference.sources import (
     parse,
     text_argument,
 )
+from vllm_ascend_pd.ascend.together import RULES
 from vllm_ascend_pd.datadist.outcomes import LINK, PULL, Action, Outcome, judge
 from vllm_ascend_pd.datadist.status import LLMStatusCode
 
@@ -130,6 +131,8 @@ def render() -> str:
         "Printed after `vllm serve: error:` with exit status 2 when the command line shows it, or as the last error in "
         "the log, with exit status 1, when it takes the loaded configuration or a peer. `…` stands for what varies.",
         table(("message", "raised in"), start),
+        "With vllm-ascend these do not go together with `--pd-role` and are refused by name and value:",
+        table(("what", "why"), [(rule.name, rule.why) for rule in RULES]),
         "A decode instance also ends with status 1 when a prefill instance answers and does not match "
         "([handshake](handshake.md)), or when none answers within `--pd-start-timeout`.",
         "## Between engine cores",
