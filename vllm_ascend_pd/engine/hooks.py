@@ -139,6 +139,17 @@ def round_num_blocks(vllm_config: Any, kv_cache_groups: Any, num_blocks: int) ->
     return aligned_num_blocks(vllm_config, kv_cache_groups, num_blocks)
 
 
+def keep_device_bytes(vllm_config: Any, available: Any) -> Any:
+    """Less memory for KV caches on an NPU: staging and links take some.
+
+    Raises:
+        PDConfigError: so little memory that nothing would be left.
+    """
+    from vllm_ascend_pd.engine.kv_memory import keep_device_bytes as keep
+
+    return keep(vllm_config, available)
+
+
 def kv_zeros(kv_cache_config: Any) -> Callable[..., Any]:
     """What replaces `torch.zeros` where KV caches are allocated: memory of this rank's arena when PD is on."""
     from vllm_ascend_pd.engine.kv_memory import allocator

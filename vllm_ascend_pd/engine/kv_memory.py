@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV cache memory on CPU: one shared arena per rank, every registered base on a 2 MiB boundary."""
+"""KV cache memory: on CPU one shared arena per rank, every registered base on a 2 MiB boundary; on an NPU what has to
+stay free beside the caches, which vllm-ascend allocates.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,14 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vllm_ascend_pd.config import EXTRA_CONFIG_KEY
+from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.memory.arena import Arena
 
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 2 << 20
+LINKS_EXPECTED = 16  # of one rank, while nobody says how many peers there will be
 
 # The arena of the allocation under way: 0.23.0 allocates tensor by tensor, in one loop over one config.
 _current: tuple[Any, Arena, int] | None = None
@@ -22,12 +25,66 @@ _current: tuple[Any, Arena, int] | None = None
 
 def has_pd_role(vllm_config: Any) -> bool:
     """Whether this engine's KV transfer config is ours (alone or inside a MultiConnector)."""
+    return _find_settings(vllm_config) is not None
+
+
+def _find_settings(vllm_config: Any) -> dict[str, Any] | None:
     transfer = getattr(vllm_config, "kv_transfer_config", None)
     if transfer is None:
-        return False
+        return None
     extra = transfer.kv_connector_extra_config or {}
     nested = [c.get("kv_connector_extra_config") or {} for c in extra.get("connectors", ())]
-    return any(EXTRA_CONFIG_KEY in config for config in (extra, *nested))
+    found: list[dict[str, Any]] = [c[EXTRA_CONFIG_KEY] for c in (extra, *nested) if EXTRA_CONFIG_KEY in c]
+    return found[0] if found else None
+
+
+def reserved_device_bytes(
+    config: PDConfig, num_links: int = LINKS_EXPECTED, num_tensors: int = 0, module: Any = None
+) -> int:
+    """Device memory of one NPU rank that PD takes beside the KV caches.
+
+    Its staging slots, its links (several MB each), and 2 MiB for each cache tensor, which vllm-ascend allocates that
+    much larger to align it. `module`: the datadist implementation, where it is loaded already.
+    """
+    from vllm_ascend_pd import datadist  # engines without PD import this module, too
+    from vllm_ascend_pd.engine.staging import device_staging_bytes
+
+    links = datadist.link_reserve_bytes(module or datadist.load(), num_links)
+    return device_staging_bytes(config) + links + num_tensors * ALIGNMENT
+
+
+def keep_device_bytes(vllm_config: Any, available: Sequence[int], module: Any = None) -> list[int]:
+    """What is left of each rank's memory for KV caches, before their size is decided. Unchanged on CPU and without PD.
+
+    Raises:
+        PDConfigError: nothing is left.
+    """
+    settings = _find_settings(vllm_config)
+    if settings is None or str(vllm_config.device_config.device_type) != "npu":
+        return list(available)
+    reserved = reserved_device_bytes(
+        PDConfig.from_dict(settings), num_tensors=_count_tensors(vllm_config), module=module
+    )
+    if vllm_config.cache_config.kv_cache_memory_bytes:
+        logger.warning(
+            "pd: --kv-cache-memory-bytes is given and taken as it is; staging and links need %d MiB beside it",
+            reserved >> 20,
+        )
+        return list(available)
+    if min(available, default=0) <= reserved:
+        raise PDConfigError(
+            f"--pd-role: {min(available) >> 20} MiB of device memory are left for KV caches, of which staging and "
+            f"links take {reserved >> 20} MiB: raise --gpu-memory-utilization, or give --pd-transfer straight"
+        )
+    logger.info("pd: %d MiB of each device are kept for staging and links", reserved >> 20)
+    return [num_bytes - reserved for num_bytes in available]
+
+
+def _count_tensors(vllm_config: Any) -> int:
+    """K and V, or nope and rope; sparse attention has an indexer's, too."""
+    model = vllm_config.model_config
+    per_layer = 3 if hasattr(model.hf_text_config, "index_topk") else 2
+    return per_layer * int(model.get_num_layers(vllm_config.parallel_config))
 
 
 def aligned_num_blocks(vllm_config: Any, kv_cache_groups: Sequence[Any], num_blocks: int) -> int:

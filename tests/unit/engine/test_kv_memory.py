@@ -8,9 +8,16 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from vllm_ascend_pd.config import EXTRA_CONFIG_KEY
+from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig, PDRole
 from vllm_ascend_pd.engine import kv_memory
-from vllm_ascend_pd.engine.kv_memory import ALIGNMENT, aligned_num_blocks, has_pd_role
+from vllm_ascend_pd.engine.kv_memory import (
+    ALIGNMENT,
+    LINKS_EXPECTED,
+    aligned_num_blocks,
+    has_pd_role,
+    keep_device_bytes,
+    reserved_device_bytes,
+)
 from vllm_ascend_pd.errors import PDConfigError
 
 KIB = 1024
@@ -148,3 +155,54 @@ def test_another_engine_of_the_process_gets_another_arena(arenas: list[int]):
     for _ in range(2):
         kv_memory._take(SimpleNamespace(kv_cache_tensors=[SimpleNamespace(size=7)]), 7)
     assert arenas == [ALIGNMENT, ALIGNMENT]
+
+
+# ---------------------------------------------------------------- device memory beside the caches
+
+MIB = 1 << 20
+CANN = SimpleNamespace(name="cann")
+LINK_BYTES = 8 * MIB
+
+
+def pd_config(role: PDRole = PDRole.PREFILL, transfer: str = "auto") -> PDConfig:
+    return PDConfig(role=role, engine_id="p", epoch="e", runtime_dir="/tmp/x", transfer=transfer)
+
+
+def npu_engine(transfer: str = "auto", device: str = "npu", explicit: int | None = None) -> SimpleNamespace:
+    made = config({EXTRA_CONFIG_KEY: pd_config(transfer=transfer).to_dict()})
+    made.device_config = SimpleNamespace(device_type=device)
+    made.cache_config = SimpleNamespace(kv_cache_memory_bytes=explicit)
+    made.parallel_config = None
+    made.model_config.hf_text_config = SimpleNamespace()
+    made.model_config.get_num_layers = lambda _: 61
+    return made
+
+
+@pytest.mark.parametrize(
+    ("role", "transfer", "staging_mib"),
+    [(PDRole.PREFILL, "auto", 4 * 16 + 2), (PDRole.DECODE, "staged", 2 * 16 + 2), (PDRole.DECODE, "straight", 0)],
+)
+def test_reserved_is_staging_and_links_and_what_aligning_tensors_costs(role, transfer, staging_mib):
+    none = reserved_device_bytes(pd_config(role, transfer), 0, module=CANN)
+    assert staging_mib * MIB <= none <= (staging_mib + 4) * MIB, "and a table of caches"
+    assert reserved_device_bytes(pd_config(role, transfer), 3, module=CANN) - none == 3 * LINK_BYTES
+    assert reserved_device_bytes(pd_config(role, transfer), 0, 122, module=CANN) - none == 122 * ALIGNMENT
+
+
+def test_an_npus_caches_get_what_is_left():
+    reserved = reserved_device_bytes(pd_config(), LINKS_EXPECTED, 2 * 61, CANN)
+    assert keep_device_bytes(npu_engine(), [5 << 30, 6 << 30], CANN) == [(5 << 30) - reserved, (6 << 30) - reserved]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [npu_engine(device="cpu"), npu_engine(explicit=1 << 30), SimpleNamespace(kv_transfer_config=None)],
+    ids=["CPU", "a size of the user's own", "no PD"],
+)
+def test_nothing_is_taken_off_where_nothing_has_to_stay_free(engine):
+    assert keep_device_bytes(engine, [1 << 30], CANN) == [1 << 30]
+
+
+def test_too_little_device_memory_is_refused_with_both_numbers():
+    with pytest.raises(PDConfigError, match=r"100 MiB of device memory .* take 4\d\d MiB: raise --gpu-memory-util"):
+        keep_device_bytes(npu_engine(), [100 * MIB], CANN)

@@ -5,11 +5,12 @@ Why here      Leases end while the engine sleeps in its input queue; their block
               Upstream's way (the connector says that work is pending) makes an idle engine loop every millisecond.
 What it does  Hands the connector a function that posts upstream's own WAKEUP message, and calls the connector
               whenever a message is taken from the queue. An orderly shutdown lets readers of leased blocks finish.
+              Between profiling and sizing, an NPU's memory for staging and links is taken off what KV caches may use.
 Kind          plug-in point missing upstream        Forwarded  no
 Drop when     Upstream gives connectors a way to run on the engine thread while it idles.
 """
 
-from tools.fork import AddImport, Assignment, InsertBefore, InsertFirst
+from tools.fork import AddImport, Assignment, InsertAfter, InsertBefore, InsertFirst
 
 UPSTREAM = ("vllm/v1/engine/core.py",)
 
@@ -19,6 +20,11 @@ EDITS = (
         "pd_hooks.attach_engine_core(self)",
         scope="EngineCoreProc.__init__",
         anchor=Assignment("ready_event"),
+    ),
+    InsertAfter(
+        "available_gpu_memory = pd_hooks.keep_device_bytes(vllm_config, available_gpu_memory)",
+        scope="EngineCore._initialize_kv_caches",
+        anchor=Assignment("available_gpu_memory", callee="determine_available_memory"),
     ),
     InsertFirst("pd_hooks.drain_engine_core(self)", scope="EngineCoreProc._handle_client_request"),
     InsertFirst("pd_hooks.hold_until_leases_end(self)", scope="EngineCore.shutdown"),
