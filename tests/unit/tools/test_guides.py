@@ -73,6 +73,20 @@ def test_sizing_tells_the_staging_buffers_of_the_code(name, said):
     assert said in (ROOT / "docs/sizing.md").read_text()
 
 
+@pytest.mark.parametrize("page", ["docs/guides/one-server.md", "docs/troubleshooting.md"])
+def test_guides_tell_the_versions_that_the_start_wants(page):
+    from vllm_ascend_pd.ascend import pairing
+
+    text = (ROOT / page).read_text()
+    wanted = [
+        f"CANN {pairing.CANN}",
+        f"torch {pairing.TORCH}",
+        f"torch-npu {pairing.TORCH_NPU}",
+        f"vllm-ascend {pairing.VLLM_ASCEND}",
+    ]
+    assert not [version for version in wanted if version not in text]
+
+
 def test_flags_of_vllm_exist_in_the_one_that_is_installed():
     spec = importlib.util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
