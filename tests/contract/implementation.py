@@ -22,6 +22,7 @@ if NAME == "stub":
     sys.path.insert(0, str(Path(__file__).parents[1] / "standin"))
 module = importlib.import_module(_MODULES[NAME])
 IS_STUB = NAME == "stub"
+RELEASE = os.environ.get("STANDIN_CANN", "9.1.0")  # whose surface the stand-in shows
 
 
 def differs(host, stub, why):
@@ -33,6 +34,11 @@ def differs(host, stub, why):
 def only(name, why):
     """Marks a test of what the other implementation does not have."""
     return pytest.mark.skipif(name != NAME, reason=f"{name} only: {why}")
+
+
+def since(release, why):
+    """Marks a test of what the stand-in has from that release of CANN on."""
+    return pytest.mark.skipif(IS_STUB and release > RELEASE, reason=f"CANN {release} and later: {why}")
 
 
 def listening_port(engine):

@@ -6,13 +6,11 @@ Over the stand-in alone. It shows what our client has to live with; that CANN do
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from tests.contract.implementation import (
     DIRECT,
-    IS_STUB,
+    RELEASE,
     BlocksCacheKey,
     CacheDesc,
     DataType,
@@ -20,6 +18,7 @@ from tests.contract.implementation import (
     LLMDataDist,
     LLMStatusCode,
     only,
+    since,
     status_of,
 )
 from tests.unit.datadist.datadist_peer import holds, pull_status
@@ -27,13 +26,12 @@ from tests.unit.datadist.datadist_peer import holds, pull_status
 pytestmark = only("stub", "our engine has no such backend, and refuses it by name")
 
 OK = LLMStatusCode.LLM_SUCCESS
-RELEASE = os.environ.get("STANDIN_CANN", "9.1.0")
 HIXL = {"llm.LocalCommRes": "", "llm.TransferBackend": "hixl"}
 DESC = CacheDesc(1, [4, 8], DataType.DT_INT8)
-has_hixl = pytest.mark.skipif(IS_STUB and RELEASE < "9", reason="CANN has that backend from 9.0 on")
+has_hixl = since("9.0.0", "that backend")
 
 
-@pytest.mark.skipif(not IS_STUB or RELEASE < "9", reason="of those releases")
+@has_hixl
 def test_the_hixl_backend_needs_a_listen_address_and_turns_direct_mode_on(engine):
     assert status_of(lambda: engine.init(dict(HIXL))) == "LLM_PARAM_INVALID"
     engine.init({**HIXL, "llm.listenIpInfo": "127.0.0.1:0"})

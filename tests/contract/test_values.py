@@ -20,6 +20,7 @@ from tests.contract.implementation import (
     Placement,
     RegisterMemStatus,
     only,
+    since,
 )
 
 FP16 = DataType.DT_FLOAT16
@@ -160,7 +161,7 @@ def test_fresh_config_yields_one_option():
         ("enable_cache_manager", True, {"llm.EnableCacheManager": "1"}),
         ("enable_remote_cache_accessible", False, {"llm.EnableRemoteCacheAccessible": "0"}),
         ("local_comm_res", "", {"llm.LocalCommRes": ""}),
-        ("transfer_backend", "hixl", {"llm.TransferBackend": "hixl"}),
+        pytest.param("transfer_backend", "hixl", {"llm.TransferBackend": "hixl"}, marks=since("9.0.0", "hixl")),
         ("rdma_traffic_class", 132, {"llm.RdmaTrafficClass": "132"}),
         ("link_retry_count", 2, {"llm.LinkRetryCount": "2"}),
         ("enable_switch_role", True, {"llm.EnableSwitchRole": "1"}),
@@ -217,7 +218,7 @@ def test_config_refuses_bad_values(name, value, error):
         ("local_comm_res", ""),
         ("link_total_time", 0),
         ("link_retry_count", 1),
-        ("transfer_backend", ""),
+        pytest.param("transfer_backend", "", marks=since("9.0.0", "hixl")),
         pytest.param("global_resource_config", "", marks=only("host", "CANN has it from 9.2 on")),
         ("enable_switch_role", False),
         ("mem_utilization", 0.95),

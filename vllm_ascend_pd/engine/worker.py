@@ -189,7 +189,15 @@ class WorkerHalf:
             self._stage_server = StageServer(staging.buffer, layout, staging.copier, self._secret, endpoint)
         if on_device:
             endpoint = (f"{folder}/link{self._rank}.sock", host, pick())
-            self._link_server = LinkServer(plane.engine, plane.module, plane.way, plane.device, self._secret, endpoint)
+            self._link_server = LinkServer(
+                plane.engine,
+                plane.module,
+                plane.way,
+                plane.device,
+                self._secret,
+                endpoint,
+                bind_thread=self._order.bind_thread,
+            )
 
     def _context(self, plane: DataPlane, caches: Caches, staging: Staging | None) -> PullContext:
         module, clients = plane.module, ClientTable(self._secret)

@@ -83,6 +83,11 @@ class WayChooser:
         with self._lock:
             self._links.pop(cluster_id, None)
 
+    def release_withheld(self) -> None:
+        """The link that the calling thread's last transfer failed over is down."""
+        if self.staged is not None:
+            self.staged.release_withheld()
+
     def describe(self, cluster_id: int) -> dict[str, Any]:
         """For /pd/status."""
         with self._lock:

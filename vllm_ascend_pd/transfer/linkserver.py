@@ -64,13 +64,15 @@ class LinkServer:
         secret: Secret,
         endpoint: tuple[str, str, int],
         pause: Callable[[float], object] = time.sleep,
+        bind_thread: Callable[[], object] = lambda: None,
     ) -> None:
-        """`endpoint`: local socket path, numeric host, port (0: any)."""
+        """`endpoint`: local socket path, numeric host, port (0: any). `bind_thread` makes a thread the device's."""
         self._datadist = datadist
         self._module = module
         self._way = way
         self._device = device
         self._pause = pause
+        self._bind_thread = bind_thread
         self._work: queue.SimpleQueue[_Entry | str | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows, and the entries' states
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
@@ -164,6 +166,7 @@ class LinkServer:
     # ---------------------------------------------------------------- link thread
 
     def _run(self) -> None:
+        self._bind_thread()
         while (item := self._work.get()) is not None:
             try:
                 if isinstance(item, str):

@@ -219,6 +219,7 @@ def _pull(context: PullContext, task: PullTask, deadline: float) -> Moved:
             outcome = judge(PULL, error.status_code)
             if outcome.spoils:
                 context.links.drop_spoilt(source.cluster_id, number)
+                context.ways.release_withheld()
             if outcome.action is Action.RELINK and not has_relinked:
                 has_relinked = True
                 number = context.links.ensure(source, deadline)

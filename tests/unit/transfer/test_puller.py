@@ -79,6 +79,14 @@ def test_the_blocks_of_a_spoilt_pull_are_not_answered_for_before_its_link_is_dow
     assert len(pauses) == 2
 
 
+def test_staging_slots_come_back_when_the_spoilt_link_is_down(rank: Rank, monkeypatch):
+    seen = []
+    monkeypatch.setattr(rank.workers._context.ways, "release_withheld", lambda: seen.append(rank.datadist.names()))
+    rank.datadist.pull_errors = [LLMException("TIMEOUT")]
+    rank.pull()
+    assert seen == [["link", "unlink"]]
+
+
 def test_a_refused_argument_leaves_the_link(rank: Rank):
     rank.datadist.pull_errors = [LLMException("PARAM_INVALID")]
     assert not rank.pull().ok

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
 from vllm_ascend_pd.memory.arena import Arena
 from vllm_ascend_pd.plan.blocks import GroupPull
 from vllm_ascend_pd.plan.layout import CacheLayout, Region, build_layout
@@ -83,7 +84,7 @@ class World:
         )
         self.client = ControlClient(f"tcp://127.0.0.1:{self.server.port}", SECRET)
         self.wire = Wire(*self.buffers)
-        module = SimpleNamespace(BlocksCacheKey=lambda cluster, model: (cluster, model))
+        module = SimpleNamespace(BlocksCacheKey=lambda cluster, model: (cluster, model), LLMException=LLMException)
         self.puller = StagedPuller(self.buffers[1], self.decode.layout, self.copier, self.wire, module)
 
     def pull(self, src: tuple[int, ...], dst: tuple[int, ...], timeout_s: float = 20.0):
@@ -232,3 +233,36 @@ def test_threads_that_died_are_problems(world: World):
 def test_slots_hold_what_the_constants_say():
     assert SLOT_BYTES % GRANULE_BYTES == 0
     assert server_module.HOLD_S < server_module.MAX_WAIT_S
+
+
+# ---------------------------------------------------------------- transfers that ended nobody knows how
+
+
+def fail_with(code: str):
+    def fail() -> None:
+        raise LLMException("x", status_code=LLMStatusCode[code])
+
+    return fail
+
+
+@pytest.mark.parametrize("code", ["LLM_TIMEOUT", "LLM_FAILED"])
+def test_a_slot_that_may_still_be_written_is_not_used_before_its_link_is_down(world: World, code: str):
+    world.wire.before = fail_with(code)
+    with pytest.raises(LLMException):
+        world.pull((1,), (2,))
+    world.wire.before = lambda: None
+    with pytest.raises(StagingError, match="no staging slot got free"):
+        world.pull((1,), (2,), timeout_s=0.2)
+    world.puller.release_withheld()
+    world.pull((1,), (2,))
+    world.puller.release_withheld()
+    world.pull((1,), (2,))  # given back once only: the buffer has one slot
+    assert world.buffers[1]._free.qsize() == 1
+
+
+def test_a_slot_of_a_refused_pull_is_free_at_once(world: World):
+    world.wire.before = fail_with("LLM_PARAM_INVALID")
+    with pytest.raises(LLMException):
+        world.pull((1,), (2,))
+    world.wire.before = lambda: None
+    world.pull((1,), (2,))

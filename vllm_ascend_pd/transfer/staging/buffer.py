@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -56,16 +56,27 @@ class StagingBuffer:
         return self._memory.address + slot * SLOT_BYTES
 
     @contextmanager
-    def slot(self, deadline: float) -> Iterator[int]:
-        """A slot of one's own (decode side). Raises StagingError when none gets free before `deadline`."""
+    def slot(self, deadline: float, keeps: Callable[[BaseException], bool] = lambda _: False) -> Iterator[int]:
+        """A slot of one's own (decode side). Raises StagingError when none gets free before `deadline`.
+
+        `keeps` says of a failure that something may still write into the slot: then the caller gives it back, by `put`.
+        """
         try:
             slot = self._free.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
             raise StagingError("deadline: no staging slot got free in time") from None
         try:
             yield slot
-        finally:
-            self._free.put(slot)
+        except BaseException as error:
+            if not keeps(error):
+                self.put(slot)
+            raise
+        else:
+            self.put(slot)
+
+    def put(self, slot: int) -> None:
+        """Nothing writes into this slot any more."""
+        self._free.put(slot)
 
 
 class SlotTable:

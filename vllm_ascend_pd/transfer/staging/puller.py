@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.datadist.outcomes import PULL, judge
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.plan.layout import CacheLayout
 from vllm_ascend_pd.transfer.staging.buffer import GRANULES_PER_SLOT, StagingBuffer
@@ -50,6 +53,7 @@ class StagedPuller:
         self._copier = copier
         self._manager = manager
         self._module = module
+        self._withheld = threading.local()  # slots, by the pull thread that they failed in
         self._asker = ThreadPoolExecutor(buffer.num_slots, "pd-stage-ask")
 
     def close(self) -> None:
@@ -73,6 +77,27 @@ class StagedPuller:
             raise
         return times
 
+    @contextmanager
+    def _slot(self, deadline: float) -> Iterator[int]:
+        """A slot that this thread keeps after a failure that leaves its link undefined: bytes may still be coming."""
+        kept: list[int] = []
+
+        def keeps(error: BaseException) -> bool:
+            if isinstance(error, self._module.LLMException) and judge(PULL, error.status_code).spoils:
+                self._withheld.slots = [*getattr(self._withheld, "slots", ()), kept[0]]
+                return True
+            return False
+
+        with self._buffer.slot(deadline, keeps) as slot:
+            kept.append(slot)
+            yield slot
+
+    def release_withheld(self) -> None:
+        """The link that this thread's last transfer failed over is down: its slots may be used again."""
+        slots, self._withheld.slots = getattr(self._withheld, "slots", ()), []
+        for slot in slots:
+            self._buffer.put(slot)
+
     def _take(
         self,
         chunk: Chunk,
@@ -85,7 +110,7 @@ class StagedPuller:
         client, cluster_id = link
         if time.monotonic() > deadline:
             raise StagingError("deadline: too little lease time was left for the next slot")
-        with self._buffer.slot(deadline) as slot:
+        with self._slot(deadline) as slot:
             self._move(chunk, answer, slot, cluster_id, times)
             self._free(extract_id, client, deadline)
             started = time.monotonic()
@@ -145,7 +170,7 @@ class StagedPuller:
     def measure(self, client: ControlClient, cluster_id: int) -> LinkModel:
         """Probe a new link: some 8 MiB are read, their bytes are dropped. Raises as `pull`."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
-        with self._buffer.slot(deadline) as slot:
+        with self._slot(deadline) as slot:
             first = slot * GRANULES_PER_SLOT
             spread = [2 * i for i in range(PROBE_PIECES)]
             large = list(range(PROBE_LARGE_BYTES // GRANULE_BYTES))
