@@ -56,8 +56,16 @@ def interpolate(text: str, environment: Mapping[str, str]) -> str:
 
 
 def read_compose(path: Path, environment: Mapping[str, str]) -> dict[str, Any]:
-    """A compose file with its variables put in and its YAML merges made."""
-    document: dict[str, Any] = yaml.safe_load(interpolate(path.read_text(), environment))
+    """A compose file with its YAML merges made and its variables put into every string."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: fill(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [fill(one) for one in value]
+        return interpolate(value, environment) if isinstance(value, str) else value
+
+    document: dict[str, Any] = fill(yaml.safe_load(path.read_text()))
     return document
 
 
