@@ -60,6 +60,16 @@ def test_the_parts_of_mla_are_two_caches_and_every_byte_finds_its_place(mla):
     assert decode.call("compare", SRC, DST) == []
 
 
+@pytest.mark.parametrize(("src", "dst"), [([0, 5], [1, 2]), ([5, 6], [1, 0]), ([], [])])
+def test_the_null_block_and_nothing_are_never_pulled(mla, src, dst):
+    prefill, decode = mla
+    decode.call("fill")
+    result = decode.call("pull", prefill.told, src, dst)
+    assert (result["ok"], result["calls"]) == (False, 0)
+    assert "null block" in result["reason"] or "0 blocks to read" in result["reason"]
+    assert decode.call("compare", [], []) == []
+
+
 def test_the_handshake_names_the_layer_and_both_values(mla):
     (group,) = mla[0].told["record"]
     other = {**group, "layers": {**group["layers"], LAYERS[1]: [[0, 2, 9, "int8"]]}}

@@ -29,6 +29,7 @@ from vllm_ascend_pd.wire import LeaseRelease, LeaseRenew, LeaseVerdict, RankAddr
 SECRET = Secret(b"s" * 32)
 MIB2 = 2 << 20
 NUM_BLOCKS, UNTOUCHED = 24, 0xEE
+ANSWER = "answer "  # before every line that is for the parent
 LAYERS = [f"model.layers.{i}.self_attn.attn" for i in range(4)]
 HELD = LeaseVerdict(held=True, state="held", remaining_ms=30000)
 # Per kind the parts of a layer, without the extent of the blocks; the last one has kernel blocks of half the size.
@@ -62,7 +63,7 @@ def pattern(layer: int, part: int, block: int, num_bytes: int) -> torch.Tensor:
 
 def allocate(num_bytes: int, device: str) -> torch.Tensor:
     """As vllm-ascend's runner does when there is a KV transfer config."""
-    raw = torch.zeros(num_bytes + MIB2, dtype=torch.int8, device=device)
+    raw = torch.empty(num_bytes + MIB2, dtype=torch.int8, device=device)
     return raw[-raw.data_ptr() % MIB2 :][:num_bytes]
 
 
@@ -131,17 +132,17 @@ class Half:
         """A prefill side's blocks hold their pattern, a decode side's the same byte everywhere."""
         for layer, name in enumerate(LAYERS):
             for part, tensor in enumerate(self.caches[name]):
-                rows = blocks_of(tensor)
-                for block in range(NUM_BLOCKS):
-                    wanted = pattern(layer, part, block, rows.shape[1])
-                    rows[block] = wanted if self.is_prefill else torch.full_like(wanted, UNTOUCHED)
+                size = blocks_of(tensor).shape[1]
+                rows = [pattern(layer, part, block, size) for block in range(NUM_BLOCKS)]
+                filled = torch.stack(rows) if self.is_prefill else torch.full((NUM_BLOCKS, size), UNTOUCHED).byte()
+                blocks_of(tensor).copy_(filled)
 
     def compare(self, src: list[int], dst: list[int]) -> list[str]:
         """Blocks that do not hold what they must after these were pulled."""
         wrong, came = [], dict(zip(dst, src, strict=True))
         for layer, name in enumerate(LAYERS):
             for part, tensor in enumerate(self.caches[name]):
-                rows = blocks_of(tensor).cpu()
+                rows = blocks_of(tensor.cpu())
                 for block in range(NUM_BLOCKS):
                     wanted = torch.full_like(rows[block], UNTOUCHED)
                     if block in came:
@@ -149,6 +150,12 @@ class Half:
                     if not torch.equal(rows[block], wanted):
                         wrong.append(f"layer {layer} part {part} block {block}")
         return wrong
+
+    def read_counters(self) -> dict[str, int]:
+        """Of the NPU stand-in."""
+        from tests.npu.standin import Standin
+
+        return Standin().read()
 
     def close(self) -> None:
         self.worker.close()
@@ -173,9 +180,10 @@ class Side:
 
     def _read(self) -> Any:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the child has ended: {self._process.wait()}"
-        return json.loads(line)
+        for line in self._process.stdout:  # torch_npu prints there too
+            if line.startswith(ANSWER):
+                return json.loads(line.removeprefix(ANSWER))
+        raise AssertionError(f"the child has ended: {self._process.wait()}")
 
     def end(self) -> None:
         if self._process.poll() is None:
@@ -184,10 +192,10 @@ class Side:
 
 def main() -> None:
     half = Half(json.loads(sys.argv[1]))
-    print(json.dumps(half.describe()), flush=True)
+    print(ANSWER + json.dumps(half.describe()), flush=True)
     for line in sys.stdin:
         name, values = json.loads(line)
-        print(json.dumps(getattr(half, name)(*values)), flush=True)
+        print(ANSWER + json.dumps(getattr(half, name)(*values)), flush=True)
     half.close()
 
 

@@ -54,3 +54,17 @@ def test_every_needed_token_is_covered_exactly_once(size, cached_blocks, end):
     pulls = plan_pulls([size], src, dst, start, end)
     pairs = [p for pull in pulls for p in zip(pull.src_blocks, pull.dst_blocks, strict=True)]
     assert pairs == [(100 + i, 200 + i) for i in range(start // size, num)]
+
+
+@pytest.mark.parametrize(
+    ("src", "dst", "message"),
+    [
+        ((), (), "0 blocks to read, 0 to write"),
+        ((1, 2), (3,), "2 blocks to read, 1 to write"),
+        ((1, 0), (3, 4), "null block"),
+        ((1, 2), (3, 0), "null block"),
+    ],
+)
+def test_a_pull_of_nothing_or_of_the_null_block_is_found_out(src, dst, message):
+    with pytest.raises(PlanError, match=message):
+        GroupPull(2, src, dst).check()

@@ -23,6 +23,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.datadist.metadata import (
     DataDistWorkerMeta,
 )
 from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig
+from vllm_ascend_pd.engine.caches import refuse_nz
 from vllm_ascend_pd.engine.prometheus import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
 from vllm_ascend_pd.engine.worker import WorkerHalf
@@ -51,6 +52,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
             raise PDConfigError(
                 "--kv-transfer-config: DataDistConnector is not named by hand; give --pd-role prefill or decode"
             )
+        refuse_nz(vllm_config)
         config = PDConfig.from_dict(values)
         self.half: SchedulerHalf | None = None
         self.worker: WorkerHalf | None = None
