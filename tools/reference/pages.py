@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from tools.reference import commands, endpoints, environment, errors, flags, handshake, metrics, sizes
+from tools.reference import commands, endpoints, environment, errors, flags, handshake, metrics, sizes, status
 from tools.reference.sources import ROOT
 
 FOLDER: Final = ROOT / "docs/reference"
@@ -17,6 +17,7 @@ PAGES: Final[dict[str, Callable[[], str]]] = {
     "environment.md": environment.render,
     "metrics.md": metrics.render,
     "endpoints.md": endpoints.render,
+    "status.md": status.render,
     "errors.md": errors.render,
     "handshake.md": handshake.render,
     "commands.md": commands.render,

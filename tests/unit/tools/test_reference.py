@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tools.reference import meanings, metrics, pages, sizes
+from tools.reference import meanings, metrics, pages, sizes, status
 from tools.reference.endpoints import find_endpoints
 from tools.reference.environment import find_variables
 from tools.reference.errors import find_http_errors
@@ -37,7 +37,9 @@ def test_a_changed_help_is_drift(tmp_path, monkeypatch, one_page):
     assert pages.find_drift(tmp_path) == []
     name, (metric, _) = next(iter(metrics.COUNTERS.items()))
     monkeypatch.setitem(metrics.COUNTERS, name, (metric, "Something else."))
+    metrics.find_metrics.cache_clear()
     (drift,) = pages.find_drift(tmp_path)
+    metrics.find_metrics.cache_clear()
     assert metric in drift
     assert "Something else." in drift
 
@@ -81,6 +83,11 @@ def test_endpoints_tell_who_may_ask():
     assert found["/pd/prefill"].roles == "prefill"
     assert not found["/pd/status"].signed
     assert found["/pd/status"].roles == "both"
+
+
+@pytest.mark.parametrize("section", status.described())
+def test_every_field_of_the_status_has_a_meaning_and_none_is_left_over(section):
+    assert status.find_fields()[section] == set(status.described()[section])
 
 
 def test_errors_that_clients_meet_are_found():
