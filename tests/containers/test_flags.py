@@ -24,7 +24,7 @@ COMMANDS = {command.where: command for command in iter_serve_commands(COMPOSE)}
 @cache
 def parser() -> Any:
     """The one of `vllm serve`."""
-    from vllm.entrypoints.openai.cli_args import make_arg_parser
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     return make_arg_parser(FlexibleArgumentParser())
