@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork native native-test npu-test test-ascend-cpu tidy clean
+.PHONY: help setup serve test check build fork native native-test npu-test test-ascend-cpu container-test tidy clean
 
 PY = .venv/bin/python
 
@@ -15,6 +15,7 @@ help:
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
 	@echo "make npu-test the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
 	@echo "make test-ascend-cpu   the oracle suite on the Ascend lane's engine code (vLLM 0.23.0), in an environment of its own"
+	@echo "make container-test   build and try the Dockerfile's images without Docker (root, Debian; minutes, 5 GB of cache)"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu, ascend or ascend-cpu; ARCH=x86_64 or aarch64)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
@@ -49,6 +50,10 @@ tidy: setup
 
 native-test: setup
 	@$(PY) -m tools.native test sanitize aarch64 audit
+
+# Not part of `make test`; docs/containers.md records its last result.
+container-test: setup
+	@$(PY) -m tools.containers test --serve "$$($(PY) -c 'from tests.models import ensure_model; print(ensure_model("gqa2"))')"
 
 LANE = cpu
 ARCH =
