@@ -63,7 +63,9 @@ def start_plane(config: PDConfig, secret: Secret, device_index: int) -> DataPlan
     module = datadist.load()
     way = datadist.choose_way(module, bool(config.rank_table))
     is_prefill = config.role is PDRole.PREFILL
-    host = to_ipv4(config.advertise_host if is_prefill else config.listen_host)
+    # CANN describes a decode rank's device by its host's address, too: it must not be a wildcard.
+    tells_host = is_prefill or module.name != "host"
+    host = to_ipv4(config.advertise_host if tells_host else config.listen_host)
     settings = datadist.DataPlaneSettings(
         is_prefill=is_prefill,
         host=host,
