@@ -75,6 +75,9 @@ def _inject(fault: str) -> None:
     def empty(self, memory) -> None:
         memory.clear()
 
+    if fault == "die":
+        plane.DoctorPlane.pull = lambda self, peer: os._exit(9)
+        return
     plane.DoctorPlane._fill = {"none": fill, "damage": damage, "misplace": misplace, "empty": empty}[fault]
 
 

@@ -160,6 +160,18 @@ def test_a_peer_that_cannot_dial_back_fails_and_the_rest_goes_on(doctors, secret
     assert found["transfer.to-peer"].state is State.OK
 
 
+def test_a_doctor_that_dies_on_the_way_ends_the_visit_in_bounded_time(doctors, secret_path: Path, monkeypatch):
+    monkeypatch.setattr(visitor, "ANSWER_TIMEOUT_S", 1.0)
+    doctor = doctors(fault="die")
+    started = time.monotonic()
+    found = visit(doctor.port, load_secret(secret_path), num_bytes=MIB)
+    assert found["transfer.from-peer"].state is State.OK
+    assert found["transfer.to-peer"].state is State.FAIL
+    assert "did not pull" in found["transfer.to-peer"].seen
+    assert time.monotonic() - started < 30  # and not four times --timeout
+    assert doctor.end() == 9
+
+
 def test_versions_that_differ_are_named_with_both_values(doctors, secret_path: Path):
     doctor = doctors()
     facts = {**LocalFacts(Host()).for_peer(), "vllm_version": "0.23.0+pd.1.ascend"}

@@ -36,7 +36,7 @@ from vllm_ascend_pd.doctor.peer.messages import (
     write_body,
 )
 from vllm_ascend_pd.doctor.peer.path import look_at
-from vllm_ascend_pd.doctor.peer.plane import MAX_BYTES, DoctorPlane, Geometry, PlaneError
+from vllm_ascend_pd.doctor.peer.plane import MAX_BYTES, ROUNDS, DoctorPlane, Geometry, PlaneError, work_seconds
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.wire import Answer, DoctorAsk, DoctorReply, Refused
@@ -75,6 +75,8 @@ class Session:
         self.id = opened.session
         self.visitor = str(opened.facts.get("host", UNKNOWN))
         self.timeout_s = min(MAX_TIMEOUT_S, max(1.0, opened.timeout_ms / 1000))
+        work_s = work_seconds(min(MAX_BYTES, max(0, opened.num_bytes)))
+        self._silence_s = 2 * self.timeout_s + ROUNDS * work_s + IDLE_MARGIN_S  # a visitor makes and compares, too
         self.plane: DoctorPlane | None = None
         self.jobs: dict[str, Future[Answer]] = {}  # control thread only; a question that comes again joins its job
         self.last_heard = time.monotonic()
@@ -83,7 +85,7 @@ class Session:
     def is_idle(self) -> bool:
         """Whether its visitor has gone without a word."""
         busy = any(not job.done() for job in self.jobs.values())
-        return not busy and time.monotonic() - self.last_heard > 2 * self.timeout_s + IDLE_MARGIN_S
+        return not busy and time.monotonic() - self.last_heard > self._silence_s
 
 
 class DoctorListener:

@@ -29,6 +29,12 @@ LINK_TIMEOUT_MS: Final = 5000
 ROUNDS: Final = 3
 ROUNDS_WITHIN_S: Final = 2.0  # a slow wire is measured once
 MAX_BYTES: Final = 1 << 30
+_WORK_BYTES_PER_S: Final = 32e6  # of making or comparing test memory on a busy host: ten times the usual time
+
+
+def work_seconds(num_bytes: int) -> float:
+    """What making or comparing the test memory takes at most; no wire is in that."""
+    return num_bytes / _WORK_BYTES_PER_S
 
 
 class PlaneError(PDError):

@@ -8,6 +8,7 @@ both ends are closed whatever happens.
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from vllm_ascend_pd.doctor.peer.messages import (
     write_body,
 )
 from vllm_ascend_pd.doctor.peer.path import SMALL_MTU, Path, look_at
-from vllm_ascend_pd.doctor.peer.plane import ROUNDS, DoctorPlane, Geometry
+from vllm_ascend_pd.doctor.peer.plane import ROUNDS, DoctorPlane, Geometry, work_seconds
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.secret import SECRET_FLAG, Secret
 from vllm_ascend_pd.wire import DoctorAsk, DoctorReply, Refused
@@ -46,6 +47,10 @@ ANSWER_TIMEOUT_S: Final = 5.0  # of a ping
 SLOW_GB_S: Final = 0.1
 HIGH_RTT_MS: Final = 5.0
 START_THERE: Final = "start one there: vllm pd doctor --listen HOST:PORT"
+
+
+class DeclinedError(PDUnreachableError):
+    """The other doctor answers that it will not."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +99,16 @@ class Visitor:
         if checks[0].state is State.FAIL:
             return
         try:
-            opened = self._ask("open", self._open_message(), Opened, self._visit.timeout_s)
-        except PDUnreachableError as error:
+            self._is_open = True  # or will be: the answer may be what does not come
+            opened = self._ask(
+                "open", self._open_message(), Opened, visit.timeout_s + work_seconds(self._visit.num_bytes)
+            )
+        except DeclinedError as error:
             yield fail("peer.session", str(error), "wait for the other doctor, or use one release on both sides")
             return
-        self._is_open = True
+        except PDUnreachableError as error:
+            yield fail("peer.session", str(error), "look at the other doctor's output")
+            return
         yield from host_facts.compare(self._visit.facts, opened.facts)
         yield from self._check_way_back(path)
         yield from self._transfer(path, opened)
@@ -191,7 +201,7 @@ class Visitor:
         yield self._pull_back(keys[1], ours)
 
     def _pull_back(self, key: str, ours: PlaneAddress) -> Check:
-        limit_s = (ROUNDS + 1) * self._visit.timeout_s + 3 * ANSWER_TIMEOUT_S
+        limit_s = (ROUNDS + 1) * (self._visit.timeout_s + work_seconds(self._visit.num_bytes)) + 3 * ANSWER_TIMEOUT_S
         try:
             pulled = self._ask("pull", PullBack(session=self._session, plane=ours), Pulled, limit_s)
         except PDUnreachableError as error:
@@ -201,12 +211,26 @@ class Visitor:
     # ---------------------------------------------------------------- plumbing
 
     def _ask(self, verb: str, message: msgspec.Struct, kind: type[Body], timeout_s: float) -> Body:
-        """One question. Raises PDUnreachableError, also for a refusal."""
-        answer = self._client.request(DoctorAsk(verb=verb, body=write_body(message)), timeout_s, attempts=2)
+        """One question; asked again for as long as the peer is there, which it answers with the same work.
+
+        Raises:
+            PDUnreachableError: it has gone, or is not ready in time.
+            DeclinedError: it will not.
+        """
+        deadline = time.monotonic() + timeout_s
+        asked = DoctorAsk(verb=verb, body=write_body(message))
+        while True:
+            try:
+                answer = self._client.request(asked, min(ANSWER_TIMEOUT_S, timeout_s), attempts=1)
+                break
+            except PDUnreachableError:
+                if time.monotonic() >= deadline:
+                    raise
+                ping(self._client, ANSWER_TIMEOUT_S, count=1)
         if isinstance(answer, Refused):
-            raise PDUnreachableError(answer.message)
+            raise DeclinedError(answer.message)
         if not isinstance(answer, DoctorReply):
-            raise PDUnreachableError(f"{self._client.endpoint} is no doctor")
+            raise NoDoctorError(f"{self._client.endpoint} is no doctor")
         return read_body(answer.body, kind)
 
     def _close(self, told: list[Check]) -> None:
