@@ -145,7 +145,7 @@ class DoctorListener:
         job = session.jobs.get(message.verb)
         if job is None:
             job = session.jobs[message.verb] = self._worker.submit(self._answer, session, message)
-        if message.verb == "close":
+        if message.verb == "close" and session is self._session:
             self._session = None
         job.add_done_callback(lambda done: reply.send(done.result()))
         if message.verb == "close":  # after the answer: who waits for this event may end the process
