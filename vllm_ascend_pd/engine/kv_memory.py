@@ -17,7 +17,6 @@ from vllm_ascend_pd.memory.arena import Arena
 logger = logging.getLogger(__name__)
 
 ALIGNMENT = 2 << 20
-LINKS_EXPECTED = 16  # of one rank, while nobody says how many peers there will be
 
 # The arena of the allocation under way: 0.23.0 allocates tensor by tensor, in one loop over one config.
 _current: tuple[Any, Arena, int] | None = None
@@ -38,21 +37,6 @@ def _find_settings(vllm_config: Any) -> dict[str, Any] | None:
     return found[0] if found else None
 
 
-def reserved_device_bytes(
-    config: PDConfig, num_links: int = LINKS_EXPECTED, num_tensors: int = 0, module: Any = None
-) -> int:
-    """Device memory of one NPU rank that PD takes beside the KV caches.
-
-    Its staging slots, its links (several MB each), and 2 MiB for each cache tensor, which vllm-ascend allocates that
-    much larger to align it. `module`: the datadist implementation, where it is loaded already.
-    """
-    from vllm_ascend_pd import datadist  # engines without PD import this module, too
-    from vllm_ascend_pd.engine.staging import device_staging_bytes
-
-    links = datadist.link_reserve_bytes(module or datadist.load(), num_links)
-    return device_staging_bytes(config) + links + num_tensors * ALIGNMENT
-
-
 def keep_device_bytes(vllm_config: Any, available: Sequence[int], module: Any = None) -> list[int]:
     """What is left of each rank's memory for KV caches, before their size is decided. Unchanged on CPU and without PD.
 
@@ -62,6 +46,8 @@ def keep_device_bytes(vllm_config: Any, available: Sequence[int], module: Any = 
     settings = _find_settings(vllm_config)
     if settings is None or str(vllm_config.device_config.device_type) != "npu":
         return list(available)
+    from vllm_ascend_pd.transfer.staging.reserve import reserved_device_bytes  # engines without PD come by here, too
+
     reserved = reserved_device_bytes(
         PDConfig.from_dict(settings), num_tensors=_count_tensors(vllm_config), module=module
     )

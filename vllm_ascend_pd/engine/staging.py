@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which staging a rank gets: how many slots, in which memory, and who copies. Pure but for the memory that it takes."""
+"""Which staging a rank gets: in which memory, and who copies. Runs in the worker's main thread, at start."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_ascend_pd.config import PDConfig, PDRole
+from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.engine.caches import split
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.npu.order import Order
@@ -15,10 +15,8 @@ from vllm_ascend_pd.plan.layout import CacheLayout
 from vllm_ascend_pd.transfer.staging.buffer import StagingBuffer
 from vllm_ascend_pd.transfer.staging.chunks import SLOT_BYTES, can_stage
 from vllm_ascend_pd.transfer.staging.copier import Copier, HostCopier
-from vllm_ascend_pd.transfer.staging.device import ALIGNMENT, DeviceCopier, DeviceMemory
-
-PREFILL_SLOTS = 4  # many decode ranks read from one prefill rank
-DECODE_SLOTS = 2  # one for each pull thread
+from vllm_ascend_pd.transfer.staging.device import DeviceCopier, DeviceMemory
+from vllm_ascend_pd.transfer.staging.reserve import count_slots
 
 
 @dataclass(frozen=True)
@@ -27,19 +25,6 @@ class Staging:
 
     buffer: StagingBuffer
     copier: Copier
-
-
-def count_slots(config: PDConfig) -> int:
-    """Of this role; 0 where `--pd-transfer straight` needs none."""
-    if config.transfer == "straight":
-        return 0
-    return PREFILL_SLOTS if config.role is PDRole.PREFILL else DECODE_SLOTS
-
-
-def device_staging_bytes(config: PDConfig) -> int:
-    """Device memory that an NPU rank's staging takes: its slots, and what aligning them costs."""
-    num_slots = count_slots(config)
-    return num_slots * SLOT_BYTES + ALIGNMENT if num_slots else 0
 
 
 def make_staging(

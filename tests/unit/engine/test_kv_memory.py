@@ -12,13 +12,12 @@ from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig, PDRole
 from vllm_ascend_pd.engine import kv_memory
 from vllm_ascend_pd.engine.kv_memory import (
     ALIGNMENT,
-    LINKS_EXPECTED,
     aligned_num_blocks,
     has_pd_role,
     keep_device_bytes,
-    reserved_device_bytes,
 )
 from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.transfer.staging.reserve import LINKS_EXPECTED, reserved_device_bytes
 
 KIB = 1024
 

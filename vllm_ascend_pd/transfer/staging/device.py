@@ -15,13 +15,12 @@ from vllm_ascend_pd.npu import ops
 from vllm_ascend_pd.npu.order import Order
 from vllm_ascend_pd.transfer.staging.chunks import Part
 from vllm_ascend_pd.transfer.staging.copier import StagingError
+from vllm_ascend_pd.transfer.staging.reserve import ALIGNMENT
 
 if TYPE_CHECKING:
     import torch
 
     from vllm_ascend_pd.npu.extension import Event
-
-ALIGNMENT = 2 << 20  # of a registered base
 
 
 class DeviceMemory:
