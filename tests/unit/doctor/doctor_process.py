@@ -55,7 +55,7 @@ class Doctor:
 
 
 def _inject(fault: str) -> None:
-    from vllm_ascend_pd.doctor.peer import pattern, plane
+    from vllm_ascend_pd.doctor.peer import listener, pattern, plane
 
     fill = plane.DoctorPlane._fill
 
@@ -75,6 +75,9 @@ def _inject(fault: str) -> None:
     def empty(self, memory) -> None:
         memory.clear()
 
+    if fault == "impatient":
+        listener.IDLE_MARGIN_S = 0.5
+        return
     if fault == "die":
         plane.DoctorPlane.pull = lambda self, peer: os._exit(9)
         return

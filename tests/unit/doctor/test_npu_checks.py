@@ -11,8 +11,10 @@ import pytest
 from tests.unit.ascend.replay import replay
 from tests.unit.doctor.hosts import make_host
 from vllm_ascend_pd.ascend import devices
+from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.doctor.check import Check, State
 from vllm_ascend_pd.doctor.checks import npu
+from vllm_ascend_pd.transfer.staging.reserve import reserved_device_bytes
 
 OK, WARN, FAIL, NA = State.OK, State.WARN, State.FAIL, State.NOT_APPLICABLE
 
@@ -145,6 +147,14 @@ def test_a_host_whose_tools_fail_fails_with_their_words(recording: str, tmp_path
     facts = npu.read_npus(make_host(tmp_path), replay(recording, tmp_path))
     checks = npu.check_npus(make_host(tmp_path, num_npus=8), facts)
     assert any(check.state is FAIL and "npu-smi" in check.seen for check in checks), checks
+
+
+def test_the_memory_beside_the_kv_cache_is_summed_for_both_roles(tmp_path: Path):
+    check = checks_of("a2-host", tmp_path)["npu.memory"]
+    assert check.state is OK
+    for role in PDRole:
+        config = PDConfig(role=role, engine_id="x", epoch="", runtime_dir="")
+        assert f"{reserved_device_bytes(config) >> 20} MiB on {role.value}" in check.seen
 
 
 @pytest.mark.parametrize(
