@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build fork native native-test npu-test test-ascend-cpu container-test tidy clean
+.PHONY: help setup serve test check build bump fork native native-test npu-test test-ascend-cpu container-test tidy clean
 
 PY = .venv/bin/python
 
@@ -17,6 +17,7 @@ help:
 	@echo "make test-ascend-cpu   the oracle suite on the Ascend lane's engine code (vLLM 0.23.0), in an environment of its own"
 	@echo "make container-test   build and try the Dockerfile's images without Docker (root, Debian; minutes, 5 GB of cache)"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu, ascend or ascend-cpu; ARCH=x86_64 or aarch64)"
+	@echo "make bump     what a bump to an upstream release needs: RELEASE=x.y.z, LANE=cpu (docs/bump.md)"
 	@echo "make fork     the fork's tool, for example: make fork ARGS='check'"
 	@echo "make clean    remove what was built here; the cache outside the checkout stays"
 
@@ -60,6 +61,12 @@ ARCH =
 build: setup
 	@mkdir -p dist
 	$(PY) -m tools.fork wheel --lane $(LANE) $(ARCH:%=--arch %) --out dist
+
+RELEASE =
+bump: setup
+	@test -n "$(RELEASE)" || { echo "make bump RELEASE=x.y.z [LANE=cpu]: name upstream's release" >&2; exit 2; }
+	@$(PY) -m tools.fork bump --release $(RELEASE) --lane $(LANE) || true
+	@VLLM_PD_RELEASE=$(RELEASE) $(PY) -m pytest -q tests/fork/test_contract.py
 
 ARGS = --help
 fork: setup

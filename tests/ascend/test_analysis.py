@@ -142,7 +142,8 @@ OURS = "class DataDistConnector(KVConnectorBase_V1):\n    def bind(self, a{more}
     [
         ("self.connector.bind(1, b=2)", ""),
         ("get_kv_transfer_group().only_base(1)", ""),
-        ("c = get_kv_transfer_group()\nc.gone()", "uses gone"),
+        ("def f():\n    c = get_kv_transfer_group()\n    c.gone()", "uses gone"),
+        ("def f():\n    c = get_kv_transfer_group()\ndef g(c):\n    c.gone()", ""),
         ("self.connector.bind()", "is not given a"),
         ("if self.connector.prefer: ...", ""),
         ("if self.connector.unheard_of: ...", "uses unheard_of"),

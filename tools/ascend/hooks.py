@@ -55,25 +55,39 @@ def find_hook_calls(modules: Modules) -> list[HookCall]:
 
 
 def _calls(modules: Modules, module: Module) -> Iterator[HookCall]:
-    held = {
+    path = modules.path(module.name)
+    called = {id(call.func) for call in module.of(ast.Call)}
+    scopes: list[tuple[list[ast.AST], set[str]]] = [(module.nodes, set())]
+    for kind in (ast.FunctionDef, ast.AsyncFunctionDef):
+        for function in module.of(kind):
+            nodes = list(ast.walk(function))
+            if held := _held(nodes):
+                scopes.append((nodes, held))
+    for nodes, held in scopes:
+        for node in nodes:
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                if _is_connector(node.func.value, held):
+                    yield _call(f"{path}:{node.lineno}", node.func.attr, node)
+            elif isinstance(node, ast.Attribute) and id(node) not in called and _is_connector(node.value, held):
+                yield HookCall(f"{path}:{node.lineno}", node.attr, None)
+
+
+def _held(nodes: list[ast.AST]) -> set[str]:
+    """The local names that a function gives to the connector; elsewhere the same name is another thing."""
+    return {
         target.id
-        for node in module.of(ast.Assign)
-        if _is_connector(node.value, set())
+        for node in nodes
+        if isinstance(node, ast.Assign) and _is_connector(node.value, set())
         for target in node.targets
         if isinstance(target, ast.Name)
     }
-    called = set()
-    for call in module.of(ast.Call):
-        if isinstance(call.func, ast.Attribute) and _is_connector(call.func.value, held):
-            called.add(id(call.func))
-            positional = [a for a in call.args if not isinstance(a, ast.Starred)]
-            keywords = tuple(sorted(k.arg for k in call.keywords if k.arg is not None))
-            spreads = len(positional) != len(call.args) or len(keywords) != len(call.keywords)
-            where = f"{modules.path(module.name)}:{call.lineno}"
-            yield HookCall(where, call.func.attr, (len(positional), keywords), spreads)
-    for node in module.of(ast.Attribute):
-        if id(node) not in called and _is_connector(node.value, held):
-            yield HookCall(f"{modules.path(module.name)}:{node.lineno}", node.attr, None)
+
+
+def _call(where: str, name: str, call: ast.Call) -> HookCall:
+    positional = [a for a in call.args if not isinstance(a, ast.Starred)]
+    keywords = tuple(sorted(k.arg for k in call.keywords if k.arg is not None))
+    spreads = len(positional) != len(call.args) or len(keywords) != len(call.keywords)
+    return HookCall(where, name, (len(positional), keywords), spreads)
 
 
 def _is_connector(node: ast.expr, held: set[str]) -> bool:

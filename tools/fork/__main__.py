@@ -43,6 +43,10 @@ def build_parser() -> argparse.ArgumentParser:
     verb.add_argument("--lane", action="append", metavar="LANE", help="only this lane; may be repeated")
     verb.add_argument("--release", action="append", default=[], metavar="X", help="also this upstream release")
     verb.set_defaults(run=run_check)
+    verb = verbs.add_parser("bump", parents=[shared], help="what a bump of a lane to a release needs; changes nothing")
+    verb.add_argument("--release", required=True, metavar="X", help="upstream's release")
+    verb.add_argument("--lane", default="cpu", metavar="LANE", help="lane to bump (default: cpu)")
+    verb.set_defaults(run=run_bump)
     verb = verbs.add_parser("list", help="why each edit exists and when it may be dropped")
     verb.set_defaults(run=run_list)
     verb = verbs.add_parser("wheel", parents=[shared], help="build the fork's wheel")
@@ -118,6 +122,17 @@ def run_check(args: argparse.Namespace) -> int:
     columns = check(targets, index)
     print(table(columns, load_edits()))
     return 1 if any(column.problems for column in columns) else 0
+
+
+def run_bump(args: argparse.Namespace) -> int:
+    """The verb `bump`."""
+    from tools.fork.bump import report
+    from tools.fork.index import Index
+    from tools.fork.lanes import get_lane
+
+    text, ready = report(get_lane(args.lane), args.release, None if args.offline else Index(args.index_url))
+    print(text)
+    return 0 if ready else 1
 
 
 def run_list(args: argparse.Namespace) -> int:

@@ -34,6 +34,7 @@ class Column:
     title: str
     cells: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    notes: dict[str, str] = field(default_factory=dict)  # why an edit limited to other releases would not fit
 
 
 def check_tree(tree: UpstreamTree, edits: Sequence[EditFile], title: str, repo: Path = REPO) -> Column:
@@ -44,7 +45,10 @@ def check_tree(tree: UpstreamTree, edits: Sequence[EditFile], title: str, repo: 
     changed = {edit.path: path for edit, path, _ in done.steps}
     for edit in edits:
         if not edit.applies_to(tree.release):
-            column.cells[edit.path] = "–" if known else _would_fit(tree, edit)
+            why_not = "" if known else _why_not(tree, edit)
+            column.cells[edit.path] = "–" if known else "(no)" if why_not else "(ok)"
+            if why_not:
+                column.notes[edit.path] = why_not
         elif edit.path in done.failures:
             error = done.failures[edit.path]
             column.cells[edit.path] = "LOST" if isinstance(error, AnchorLost) else "ERROR"
@@ -60,10 +64,10 @@ def check_tree(tree: UpstreamTree, edits: Sequence[EditFile], title: str, repo: 
     return column
 
 
-def _would_fit(tree: UpstreamTree, edit: EditFile) -> str:
-    """For a release that is no lane yet: whether an edit limited to other releases fits it, in brackets."""
+def _why_not(tree: UpstreamTree, edit: EditFile) -> str:
+    """For a release that is no lane yet: why an edit limited to other releases does not fit it; empty if it does."""
     failed = patch_tree(tree, [replace(edit, lanes=None)], keep_going=True).failures
-    return "(no)" if failed else "(ok)"
+    return str(failed[edit.path]) if failed else ""
 
 
 def _name_faults(tree: UpstreamTree, done: Patched, repo: Path) -> dict[str, list[str]]:
