@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_ascend_pd import datadist
 from vllm_ascend_pd.ascend import devices
+from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.datadist import environment
 from vllm_ascend_pd.doctor.check import Check, fail, not_applicable, ok, warn
 from vllm_ascend_pd.doctor.host import Host
 from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.transfer.staging.reserve import LINKS_EXPECTED, reserved_device_bytes
 
 CHATTY_LEVELS = ("0", "1")  # debug, info
-ASSUMED_LINKS = 16  # of a rank, for the estimate: the size of a pool of peers
 NO_NPU = "no NPU is visible (/dev/davinci*)"
 
 
@@ -188,9 +188,15 @@ def check_environment(host: Host) -> Check:
 
 
 def _check_memory() -> Check:
-    """What the data plane keeps for itself before the KV cache is sized."""
-    key, module = "npu.memory", datadist.load()
-    num_bytes = datadist.link_reserve_bytes(module, ASSUMED_LINKS)
-    if not num_bytes:
-        return not_applicable(key, f"the {module.name} data plane takes no device memory")
-    return ok(key, f"{num_bytes >> 20} MiB of each chip for {ASSUMED_LINKS} links (an estimate)")
+    """What the data plane keeps for itself before the KV cache is sized, by role."""
+    key = "npu.memory"
+    told = ", ".join(f"{reserved_device_bytes(_config(role)) >> 20} MiB on {role.value}" for role in PDRole)
+    return ok(
+        key,
+        f"of each chip are kept beside the KV cache: {told} (staging and {LINKS_EXPECTED} links, an estimate), and "
+        "2 MiB for each KV tensor",
+    )
+
+
+def _config(role: PDRole) -> PDConfig:
+    return PDConfig(role=role, engine_id="doctor", epoch="", runtime_dir="")

@@ -104,6 +104,7 @@ class Visitor:
                 "open", self._open_message(), Opened, visit.timeout_s + work_seconds(self._visit.num_bytes)
             )
         except DeclinedError as error:
+            self._is_open = False
             yield fail("peer.session", str(error), "wait for the other doctor, or use one release on both sides")
             return
         except PDUnreachableError as error:
