@@ -17,6 +17,7 @@ from vllm_ascend_pd.engine.caches import (
     find_device,
     refuse_nz,
 )
+from vllm_ascend_pd.engine.scheduler import SchedulerHalf
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.plan.layout import CacheGroup, Region, build_layout
 
@@ -187,3 +188,17 @@ def test_caches_on_several_devices_are_refused():
     with pytest.raises(PDConfigError, match="cpu, meta"):
         find_device({"a": (part(1), part(1)), "b": part(1).to("meta")})
     assert find_device({"a": (part(1), part(1))}) == torch.device("cpu")
+
+
+def told_by_ranks(*caches):
+    """What the handshake's record says after the ranks told how they have ordered their caches."""
+    half = object.__new__(SchedulerHalf)
+    half.prefill, half._record = None, {"layout": {"groups": []}}
+    half.set_ranks((), caches)
+    return half._record["layout"]["caches"]
+
+
+def test_the_handshake_tells_the_order_once_where_all_ranks_are_alike():
+    ours, other = [{"kind": "mla", "layers": {}}], [{"kind": "full", "layers": {}}]
+    assert told_by_ranks(ours, ours) == [ours]
+    assert told_by_ranks(ours, other) == [ours, other]

@@ -103,3 +103,13 @@ def test_what_does_not_exist_here_is_refused(item: StageItem):
 def test_a_block_larger_than_a_slot_cannot_be_staged():
     assert can_stage(make_layout([1024]))
     assert not can_stage(make_layout([1024, 17 << 20]))
+
+
+@pytest.mark.parametrize(("block_bytes", "num_sets"), [(64, 1), (1024, 2)])
+def test_a_large_transfer_takes_the_same_few_sets_of_tensors_again_and_again(block_bytes: int, num_sets: int):
+    """A device prepares the tensors of a launch: 48 blocks of 24 layers through slots of 16 KiB."""
+    layout = make_layout([block_bytes] * 24)
+    blocks = tuple(range(1, 49))
+    chunks = cut([GroupPull(0, blocks, blocks)], layout, [[f"l{i}" for i in range(24)]], 16 << 10)
+    assert len({tuple((i.model_id, i.start, i.stop) for i in chunk.items) for chunk in chunks}) == num_sets
+    assert all(chunk.num_bytes <= 16 << 10 for chunk in chunks)
