@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,13 @@ def write_secret(folder: Path) -> Path:
     return path
 
 
-def start(name: str, host: Host, folder: Path, *arguments: str, core: int = 0, port: int = PORT) -> HostServer:
-    """`vllm serve --host ADDRESS …` there; returns at once."""
+def start(
+    name: str, host: Host, folder: Path, *arguments: str, cores: tuple[int, ...] = (0,), port: int = PORT
+) -> HostServer:
+    """`vllm serve --host ADDRESS …` there, one core for each of its ranks on that host; returns at once."""
     command = serve_command("--port", str(port), "--host", host.address, *arguments)
-    return HostServer(name, host, command, port, folder, serve_env(core))
+    env = serve_env(0) | {"VLLM_CPU_OMP_THREADS_BIND": "|".join(str(core % (os.cpu_count() or 1)) for core in cores)}
+    return HostServer(name, host, command, port, folder, env)
 
 
 def complete(server: Server, tokens: list[int], timeout_s: float = 90, **more: Any) -> Any:

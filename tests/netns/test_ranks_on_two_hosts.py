@@ -44,14 +44,14 @@ def deployment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]
     with Network(4) as network:
         first, second, third, fourth = network.hosts
 
-        def run(name: str, host: Host, *arguments: str, core: int = 0) -> HostServer:
-            servers.append(start(name, host, folder, *two, *arguments, core=core))
+        def run(name: str, host: Host, *arguments: str, cores: tuple[int, ...] = (0, 1)) -> HostServer:
+            servers.append(start(name, host, folder, *two, *arguments, cores=cores))
             return servers[-1]
 
         try:
             nodes = (*secret, "--pd-role", "prefill", "--nnodes", "2", "--master-addr", first.address)
-            prefill = run("prefill", first, *nodes, "--node-rank", "0")
-            run("prefill-node-1", second, *nodes, "--node-rank", "1", "--headless", core=1)
+            prefill = run("prefill", first, *nodes, "--node-rank", "0", cores=(0,))
+            run("prefill-node-1", second, *nodes, "--node-rank", "1", "--headless", cores=(1,))
             decode = run("decode", third, *secret, "--pd-role", "decode", "--pd-prefill", prefill.url)
             aggregated = run("aggregated", fourth)
             deadline = time.monotonic() + START_TIMEOUT_S

@@ -52,14 +52,14 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     with Network(2) as network:
         first, second = network.hosts
 
-        def run(name: str, host: Host, *arguments: str, **more: int) -> HostServer:
+        def run(name: str, host: Host, *arguments: str, **more: Any) -> HostServer:
             servers.append(start(name, host, folder, *arguments, **more))
             return servers[-1]
 
         try:
             prefill = run("prefill", first, *secret, "--pd-role", "prefill")
             asking = ("--pd-role", "decode", "--pd-prefill", prefill.url, "--pd-deadline", "15s")
-            decode = run("decode", second, *secret, *asking, core=1)
+            decode = run("decode", second, *secret, *asking, cores=(1,))
             aggregated = run("aggregated", first, port=8200)
             deadline = time.monotonic() + START_TIMEOUT_S
             for server in servers:
