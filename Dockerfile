@@ -21,7 +21,7 @@ RUN --mount=type=cache,target=/cache /src/docker/wheel.sh "$CPU_LANE" /dist
 FROM source AS wheel-ascend
 ARG ASCEND_LANE=ascend
 ENV VLLM_PD_CACHE=/cache
-RUN --mount=type=cache,target=/cache /src/docker/wheel.sh "$ASCEND_LANE" /dist
+RUN --mount=type=cache,target=/cache /src/docker/wheel.sh "$ASCEND_LANE" /dist ascend
 
 # ------------------------------------------------------------------------------------------------- cpu
 FROM ${CPU_BASE} AS cpu
@@ -29,6 +29,9 @@ RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /dock
 ARG PD_UID=1000
 RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN --mount=type=bind,source=docker/requirements.sh,target=/docker/requirements.sh \
+    --mount=type=bind,from=wheel-cpu,source=/dist/needs,target=/needs \
+    /docker/requirements.sh /needs
 RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
     --mount=type=bind,from=wheel-cpu,source=/dist,target=/dist \
     /docker/install.sh /dist
@@ -56,10 +59,13 @@ RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /dock
 ARG PD_UID=1000
 RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
+RUN --mount=type=bind,source=docker/requirements.sh,target=/docker/requirements.sh \
+    --mount=type=bind,from=wheel-ascend,source=/dist/needs,target=/needs \
+    /docker/requirements.sh /needs
 RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
     --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
-    /docker/install.sh /dist ascend
-ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
+    /docker/install.sh /dist
 ARG VLLM_ASCEND_VERSION=0.23.0.post1
 ARG TRITON_ASCEND_VERSION=3.2.2
 RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910b1
@@ -87,10 +93,13 @@ RUN --mount=type=bind,source=docker/packages.sh,target=/docker/packages.sh /dock
 ARG PD_UID=1000
 RUN --mount=type=bind,source=docker/user.sh,target=/docker/user.sh /docker/user.sh "$PD_UID"
 ARG PYTORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
+RUN --mount=type=bind,source=docker/requirements.sh,target=/docker/requirements.sh \
+    --mount=type=bind,from=wheel-ascend,source=/dist/needs,target=/needs \
+    /docker/requirements.sh /needs
 RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
     --mount=type=bind,from=wheel-ascend,source=/dist,target=/dist \
-    /docker/install.sh /dist ascend
-ARG ASCEND_INDEX=https://mirrors.huaweicloud.com/ascend/repos/pypi
+    /docker/install.sh /dist
 ARG VLLM_ASCEND_VERSION=0.23.0.post1
 ARG TRITON_ASCEND_VERSION=3.2.2
 RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910_9391

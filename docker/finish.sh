@@ -9,7 +9,10 @@ kind=${1:-}
 install -m 0755 "$here/vllm.sh" /usr/local/bin/vllm
 install -m 0755 "$here/healthcheck.sh" /usr/local/bin/healthcheck
 case "$kind" in
-cpu) vllm --version ;;
+cpu)
+    /opt/vllm/bin/pip --disable-pip-version-check check
+    vllm --version
+    ;;
 ascend) /opt/vllm/bin/python -c 'from importlib.metadata import version; print("vllm", version("vllm"))' ;;
 *)
     echo "finish.sh: cpu or ascend, not '$kind'" >&2

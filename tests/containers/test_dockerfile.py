@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -60,10 +61,15 @@ def test_every_step_is_one_script_of_this_repository(name: str):
 
 
 def test_every_step_is_executed_by_container_test_or_listed_as_not_run():
-    steps = {one.text for stage in STAGES.values() for one in stage.find("RUN")}
-    left_out = {text for text in steps if any(word in text for word in ASCEND_NOT_RUN)}
-    executed = {one.text for name in TRIED for one in STAGES[name].find("RUN")} - left_out
-    assert steps - executed == left_out
+    def texts(names: Iterable[str]) -> set[str]:
+        return {one.text for name in names for one in STAGES[name].find("RUN")}
+
+    left_out = {text for text in texts(("a2", "a3")) if any(word in text for word in ASCEND_NOT_RUN)}
+    executed = {name: texts([name]) - (left_out if name in ("a2", "a3") else set()) for name in TRIED}
+    for name in STAGES:
+        elsewhere = executed["a2"] if name == "a3" else set()  # the same step on another base
+        missed = texts([name]) - executed.get(name, set()) - elsewhere
+        assert missed == (left_out & texts([name]) if name in ("a2", "a3") else set()), name
     assert left_out, "a list of what is not run that matches nothing is out of date"
 
 

@@ -74,17 +74,17 @@ def test_ascend(target: str) -> int:
     """The steps of an Ascend target that need no CANN, on Debian with a Python in place of the CANN image."""
     stages = dockerfile.read(images.ROOT / "Dockerfile")
     base = stages[target].base
-    builder = new_builder(skip=checks.ASCEND_NOT_RUN, env={"PIP_NO_DEPS": "1"})
+    builder = new_builder(skip=checks.ASCEND_NOT_RUN)
     builder.bases = {**builder.bases, base: builder.build("source")}  # it has Python, as CANN's image
     image = builder.build(target)
     report_steps(target, builder, image)
-    print(f"[containers] instead of {base}: debian:bookworm-slim with Python; the wheel without its dependencies")
+    print(f"[containers] instead of {base}: debian:bookworm-slim with Python; the wheel without what it needs")
     for text in builder.skipped:
         print(f"[containers] NOT RUN {text}")
     return 0
 
 
-def new_builder(skip: tuple[str, ...] = (), env: dict[str, str] | None = None) -> Builder:
+def new_builder(skip: tuple[str, ...] = ()) -> Builder:
     """Of this repository's Dockerfile."""
     base = Image((roots.get_base(),), roots.get_base().name)
     return Builder(
@@ -92,7 +92,6 @@ def new_builder(skip: tuple[str, ...] = (), env: dict[str, str] | None = None) -
         Site.of_this_machine(),
         bases={"debian:bookworm-slim": base},
         skip=skip,
-        env=env or {},
     )
 
 

@@ -79,7 +79,6 @@ class Builder:
     arguments: Mapping[str, str] = field(default_factory=dict)
     bases: Mapping[str, Image] = field(default_factory=dict)  # in place of images that cannot be pulled here
     skip: tuple[str, ...] = ()  # RUN steps that contain one of these
-    env: Mapping[str, str] = field(default_factory=dict)  # of every RUN, beyond the Dockerfile
     executed: list[str] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     timings: list[tuple[str, float]] = field(default_factory=list)
@@ -167,7 +166,7 @@ class Builder:
             else:
                 seen.append(context.compute_context_digest(ROOT, mount["source"]))
                 binds.append(Bind(ROOT / mount["source"], target))
-        env = {**image.arguments, **image.env, **self.env}
+        env = {**image.arguments, **image.env}
         key = compute_digest(image.key, "RUN", one.text, json.dumps(env, sort_keys=True), *seen)
         return self._layer(image, one.text, binds, env, key)
 
