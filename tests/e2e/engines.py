@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+IMPORT_TIMEOUT_S = 300.0  # of vLLM, with others at work on the machine
 START_TIMEOUT_S = 120.0
 COMMAND_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 90.0
@@ -235,7 +236,7 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
             )
         theirs.close()
-        ours.settimeout(START_TIMEOUT_S)
+        ours.settimeout(IMPORT_TIMEOUT_S)
         self._stream = ours.makefile("rw", encoding="utf-8", newline="\n")
         self._count = itertools.count()
         self._engines: list[Engine] = []
