@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_ascend_pd.config import PDConfig
@@ -25,6 +25,26 @@ class Staging:
 
     buffer: StagingBuffer
     copier: Copier
+
+
+def settle_transfer(config: PDConfig, vllm_config: Any) -> PDConfig:
+    """`--pd-transfer auto` is staged where nothing else is ordered: on an NPU with a drafter.
+
+    A drafter's caches are written after the token that the host waits for, so that a handoff can be made before they
+    are. A straight pull does not ask the prefill side's device; an extract waits for its last step.
+
+    Raises:
+        PDConfigError: straight was asked for there.
+    """
+    has_drafter = getattr(vllm_config, "speculative_config", None) is not None
+    if not has_drafter or str(vllm_config.device_config.device_type) != "npu":
+        return config
+    if config.transfer == "straight":
+        raise PDConfigError(
+            "--pd-transfer straight: with --speculative-config on an NPU the drafter's KV may be read before it is "
+            "written; leave --pd-transfer out, or give staged"
+        )
+    return replace(config, transfer="staged")
 
 
 def make_staging(

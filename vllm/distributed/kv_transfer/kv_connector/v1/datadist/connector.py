@@ -26,6 +26,7 @@ from vllm_ascend_pd.config import EXTRA_CONFIG_KEY, PDConfig
 from vllm_ascend_pd.engine.caches import refuse_nz
 from vllm_ascend_pd.engine.prometheus import DataDistPromMetrics, DataDistStats
 from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
+from vllm_ascend_pd.engine.staging import settle_transfer
 from vllm_ascend_pd.engine.worker import WorkerHalf
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.logs import follow_vllm_logging
@@ -62,7 +63,7 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
             from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
             self.worker = WorkerHalf(
-                config,
+                settle_transfer(config, vllm_config),
                 secret_of(config),
                 kv_cache_config,
                 get_tensor_model_parallel_rank(),
