@@ -12,6 +12,9 @@ from vllm_ascend_pd.plan.layout import CacheGroup, CacheLayout, Region, build_la
 ALIGNMENT = 2 << 20  # of every registered base; kv_memory.py and vllm-ascend allocate accordingly
 MAX_REGIONS = 256  # that one process can register with HCCL, its staging buffer included
 
+# vllm-ascend keeps the indexer's keys and their scale in one allocation.
+SCALE_HINT = ". With enable_sparse_li_c8 the scale begins where the indexer's keys end: turn it off"
+
 # Spec class name -> our kind. Class names, as the classes move between releases.
 _KINDS = {
     "FullAttentionSpec": "full",
@@ -168,12 +171,14 @@ def check_regions(layout: CacheLayout, groups: Sequence[CacheGroup], *, is_devic
     """
     for group in groups:
         for layer in group.layers:
-            for index, (model_id, tensor) in enumerate(layout.slots_of_layer[layer]):
+            parts = layout.slots_of_layer[layer]
+            for index, (model_id, tensor) in enumerate(parts):
                 address = layout.caches[model_id][tensor].address
                 if address % ALIGNMENT:
                     raise PDConfigError(
                         f"--pd-role: KV cache: part {index} of {layer} begins at {address:#x}, which is "
                         f"{address % ALIGNMENT} bytes after a 2 MiB boundary; the data plane takes aligned bases only"
+                        + (SCALE_HINT if len(parts) > 2 and index == len(parts) - 1 else "")
                     )
     num_regions = layout.num_regions() + 1  # and the staging buffer
     if is_device and num_regions > MAX_REGIONS:

@@ -172,6 +172,13 @@ def test_a_base_that_is_not_aligned_is_refused_with_its_address_part_and_layer()
         check(parts)
 
 
+def test_the_scale_of_a_sparse_c8_indexer_is_refused_with_what_to_turn_off():
+    parts = regions(1, parts=4)
+    parts["l0"] = (*parts["l0"][:3], replace(parts["l0"][3], address=parts["l0"][2].address + 3 * 4096))
+    with pytest.raises(PDConfigError, match="part 3 of l0 begins at .* With enable_sparse_li_c8 .* turn it off"):
+        check(parts)
+
+
 def test_more_regions_than_a_process_can_register_are_refused_with_the_numbers():
     check(regions(127))  # 254, and the staging buffer
     with pytest.raises(PDConfigError, match=f"257 memory regions.*128 layers, 256 distinct.*register {MAX_REGIONS}"):
