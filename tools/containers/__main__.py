@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CacheError as error:
         print(f"container-test: {error}", file=sys.stderr)
         return 1
+    images.prune_layers()
     day = datetime.datetime.now(tz=datetime.timezone.utc).date()
     print(f"[containers] {day}: {failed} failed, {time.monotonic() - started:.0f} s, {os.cpu_count()} cores")
     return 1 if failed else 0

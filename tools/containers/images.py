@@ -23,6 +23,7 @@ from tools.containers.roots import Bind, Run
 from tools.installer import find_local_torch, get_find_links
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+KEPT_LAYERS: Final = 20  # two targets have 15
 CERTIFICATES: Final = ("SSL_CERT_FILE", "PIP_CERT", "REQUESTS_CA_BUNDLE")
 
 
@@ -202,7 +203,15 @@ def _publish(image: Image, key: str, fill: Callable[[Path], None]) -> Image:
             (folder / "layer.json").write_text(json.dumps({"key": key}))
             folder.rename(final)
             folder.mkdir()
+    os.utime(final / "layer.json")
     return replace(image, layers=(*image.layers, final / "files"), key=key)
+
+
+def prune_layers(keep: int = KEPT_LAYERS) -> None:
+    """Each change of a source makes new ones: keep those that were used last."""
+    stamps = sorted((roots.get_store() / "layers").glob("*/layer.json"), key=lambda path: path.stat().st_mtime)
+    for stamp in stamps[:-keep]:
+        shutil.rmtree(stamp.parent, ignore_errors=True)
 
 
 def _remove_mount_points(upper: Path, targets: list[str]) -> None:
