@@ -64,7 +64,7 @@ def test_every_guide_is_in_the_index():
     ("name", "said"), [("PREFILL_SLOTS", "64 MiB on prefill (4 slots"), ("DECODE_SLOTS", "32 MiB on decode (2 slots)")]
 )
 def test_sizing_tells_the_staging_buffers_of_the_code(name, said):
-    from vllm_ascend_pd.engine import staging
+    from vllm_ascend_pd.transfer.staging import reserve as staging
     from vllm_ascend_pd.transfer.staging.chunks import SLOT_BYTES
 
     slots = getattr(staging, name)
