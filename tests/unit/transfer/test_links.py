@@ -191,6 +191,30 @@ def test_a_busy_prefill_rank_is_asked_again_with_a_new_link_and_nothing_is_held_
     assert engine.verbs() == ["link"]
 
 
+def test_no_other_prefill_rank_is_asked_while_a_link_is_made():
+    """It would begin its side, and wait for us while we wait for somebody else."""
+    engine, prefill = TwoSided(), Prefill("preparing", "linked")
+    linker, _ = make_two_sided(engine, prefill)
+    began, go_on = threading.Event(), threading.Event()
+    link = engine.link
+
+    def slow(name, ranks, table) -> int:
+        began.set()
+        assert go_on.wait(20)
+        return link(name, ranks, table)
+
+    engine.link = slow
+    thread = threading.Thread(target=linker.link, args=(PEER, soon()))
+    thread.start()
+    assert began.wait(10)
+    other = RankAddress(tp_rank=1, cluster_id=8, host=PEER.host, port=1, device=device(4), link_port=2)
+    with pytest.raises(LinkFailedError, match="while other links were being made"):
+        linker.link(other, soon(0.05))
+    assert len(prefill.asked) == 1
+    go_on.set()
+    thread.join()
+
+
 @pytest.mark.parametrize(
     ("statuses", "states", "text"),
     [

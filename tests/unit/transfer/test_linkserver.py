@@ -134,7 +134,11 @@ def test_every_rank_links_to_every_other_at_once_without_waiting_in_a_circle(mak
         except LinkFailedError as error:
             failures.append(str(error))
 
-    threads = [threading.Thread(target=link, args=(linker, number)) for linker in world.linkers for number in range(3)]
+    threads = [
+        threading.Thread(target=link, args=(linker, (first + step) % 3))
+        for step in range(3)
+        for first, linker in enumerate(world.linkers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
