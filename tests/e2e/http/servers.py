@@ -26,7 +26,7 @@ from tools.cache import compute_digest, get_cache_root, staging
 
 MODEL = "gqa2"
 MAX_MODEL_LEN = 512
-START_TIMEOUT_S = 480.0
+START_TIMEOUT_S = 900.0
 STOP_TIMEOUT_S = 40.0
 ROUTER = ("vllm-router==0.1.17", "orjson")  # the router's launcher imports orjson and does not say so
 
