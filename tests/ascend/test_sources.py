@@ -29,11 +29,6 @@ def modules():
         pytest.skip(f"run `python -m tools.ascend fetch` and `python -m tools.fork fetch`: {error}")
 
 
-@pytest.fixture(scope="module")
-def overrides(modules):
-    return find_overrides(modules)
-
-
 def test_the_checked_release_is_the_one_that_the_start_asks_for():
     assert RELEASE == pairing.VLLM_ASCEND
 
@@ -42,9 +37,9 @@ def test_hooks_fit_and_every_edit_in_replaced_code_is_reviewed(modules):
     assert check_all(modules) == []
 
 
-def test_known_replacements_are_found(overrides):
+def test_known_replacements_are_found(modules):
     """Were one of these missed, the check above would say nothing."""
-    found = {(o.where, o.place[1]): o.continues for o in overrides}
+    found = {(o.where, o.place[1]): o.continues for o in find_overrides(modules)}
     recompute = "vllm_ascend/core/recompute_scheduler.py:RecomputeScheduler"
     patches = "vllm_ascend/patch/platform"
     expected = {
@@ -68,10 +63,10 @@ def test_known_replacements_are_found(overrides):
     assert {key: found.get(key) for key in expected} == expected
 
 
-def test_an_edit_in_schedule_would_be_noticed(modules, overrides):
+def test_an_edit_in_schedule_would_be_noticed(modules):
     edit = next(e for e in load_edits() if e.path.endswith("sched/scheduler.edit.py"))
     edit = replace(edit, ops=(InsertFirst("pass", scope="Scheduler.schedule"),))
-    where = {crossing.override.where for crossing in find_crossings([edit], modules, overrides)}
+    where = {crossing.override.where for crossing in find_crossings([edit], modules, find_overrides(modules))}
     assert len([w for w in where if w.endswith(".schedule")]) >= 4
 
 

@@ -8,8 +8,9 @@ vllm-ascend's own connectors call each other and are left out. Signatures are co
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from tools.ascend.modules import Function, Module, Modules, dotted, methods
@@ -46,12 +47,13 @@ class HookCall:
     spreads: bool = False  # passes *args or **kwargs on
 
 
-def find_hook_calls(modules: Modules) -> list[HookCall]:
+@lru_cache(maxsize=2)
+def find_hook_calls(modules: Modules) -> tuple[HookCall, ...]:
     """All calls, in a stable order."""
     names = [n for n in modules.names("vllm_ascend") if not n.startswith(_OWN_CONNECTORS)]
     names += [n for n in UPSTREAM_CALLERS if n in modules]
     found = {call for name in names for call in _calls(modules, modules.get(name))}
-    return sorted(found, key=lambda c: (c.name, c.where, str(c.arguments)))
+    return tuple(sorted(found, key=lambda c: (c.name, c.where, str(c.arguments))))
 
 
 def _calls(modules: Modules, module: Module) -> Iterator[HookCall]:
@@ -131,7 +133,7 @@ def _attributes(cls: ast.ClassDef) -> set[str]:
     return found
 
 
-def faults(calls: list[HookCall], hooks: Hooks) -> list[str]:
+def faults(calls: Sequence[HookCall], hooks: Hooks) -> list[str]:
     """What would fail at run time, one sentence each."""
     found = []
     for call in calls:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tools.ascend.modules import Function, Module, Modules, dotted, methods
 
@@ -34,14 +35,15 @@ class Override:
         return place_module == module and (name in ("", scope) or scope.startswith(f"{name}."))
 
 
-def find_overrides(modules: Modules) -> list[Override]:
+@lru_cache(maxsize=2)
+def find_overrides(modules: Modules) -> tuple[Override, ...]:
     """All of them, in a stable order."""
     found: set[Override] = set()
     for name in modules.names("vllm_ascend"):
         module = modules.get(name)
         found |= set(_subclass_overrides(modules, module))
         found |= set(_assignments(modules, module))
-    return sorted(found, key=lambda o: (o.where, o.place))
+    return tuple(sorted(found, key=lambda o: (o.where, o.place)))
 
 
 def _subclass_overrides(modules: Modules, module: Module) -> Iterator[Override]:
