@@ -63,7 +63,6 @@ class LinkServer:
         device: DeviceAddress | None,
         secret: Secret,
         endpoint: tuple[str, str, int],
-        pause: Callable[[float], object] = time.sleep,
         bind_thread: Callable[[], object] = lambda: None,
     ) -> None:
         """`endpoint`: local socket path, numeric host, port (0: any). `bind_thread` makes a thread the device's."""
@@ -71,7 +70,6 @@ class LinkServer:
         self._module = module
         self._way = way
         self._device = device
-        self._pause = pause
         self._bind_thread = bind_thread
         self._work: queue.SimpleQueue[_Entry | str | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards what follows, and the entries' states
@@ -199,7 +197,7 @@ class LinkServer:
             while (status := self._datadist.query_register_mem_status(entry.comm_id).name) == "PREPARING":
                 if time.monotonic() > entry.deadline or self._closing:
                     break
-                self._pause(POLL_S)
+                time.sleep(POLL_S)
         except self._module.LLMException as error:
             self._end(entry, "failed", str(error))
             return
