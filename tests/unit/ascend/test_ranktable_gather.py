@@ -76,7 +76,7 @@ def test_two_hosts_get_the_same_table(tmp_path):
     code, told = first.end()
     assert code == 0, told
     assert "2/2 " in told
-    assert "127.0.0.1:" in said
+    assert f"wrote {second.output}" in said
     assert first.output.read_text() == second.output.read_text()
     table = json.loads(first.output.read_text())
     assert [(e["server_id"], e["cluster_id"], e["super_pod_id"]) for e in table["prefill_device_list"]] == [
@@ -134,14 +134,27 @@ def send(collector, offer, secret=SECRET, timeout_s=20.0):
 
 
 def test_offers_come_in_the_order_of_server_ids_after_the_own():
-    with start(3, own=make_offer([address(9, 0)], [], [])) as collector:
-        senders = [send(collector, make_offer([address(server, 0)], [], [])) for server in (4, 2)]
+    with start(6, own=make_offer([address(9, 0)], [], [])) as collector:
+        senders = [send(collector, make_offer([address(server, 0)], [], [])) for server in (4, 2, 5, 1, 3)]
         offers = collector.collect(20)
         collector.hand_out("the table")
         for thread, results in senders:
             thread.join(10)
             assert results == ["the table"]
-    assert [offer.server_id for offer in offers] == ["198.51.100.9", "198.51.100.2", "198.51.100.4"]
+    assert [offer.server_id for offer in offers] == [f"198.51.100.{server}" for server in (9, 1, 2, 3, 4, 5)]
+
+
+def test_a_host_that_does_not_confirm_is_named(monkeypatch):
+    monkeypatch.setattr(gather, "GRACE_S", 1.0)
+    said = []
+    with Collector("127.0.0.1", 0, SECRET, make_offer([address(1, 0)], [], []), 2, said.append) as collector:
+        thread, results = send(collector, make_offer([address(2, 0)], [], []), timeout_s=0.7)
+        collector.collect(20)
+        thread.join(10)  # gone before the table is there
+        collector.hand_out("t")
+    assert isinstance(results[0], PDUnreachableError)
+    assert "1 of 2 hosts" in str(results[0]) or "2 of 2 hosts" in str(results[0])
+    assert "has not confirmed the table; copy the file there" in said[-1]
 
 
 def device(**changes):

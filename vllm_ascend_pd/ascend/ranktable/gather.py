@@ -40,6 +40,7 @@ MAX_TEXT: Final = 256
 REPEAT_S: Final = 0.5
 GRACE_S: Final = 10.0  # for the last senders to fetch the table
 _LINGER_MS: Final = 500
+_CONFIRM_MS: Final = 2000
 _REFUSALS: Final = 3  # handshakes that must fail before the secret is blamed
 _MONITORED: Final = (
     zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -97,6 +98,12 @@ class Declined(msgspec.Struct, tag="declined", frozen=True, kw_only=True):
     message: str
 
 
+class Received(msgspec.Struct, tag="received", frozen=True, kw_only=True):
+    """The sender has its last answer. Until then the collector stays: what it has sent is lost if it goes too early."""
+
+    sender: str
+
+
 Reply = Waiting | Finished | Declined
 
 
@@ -123,7 +130,7 @@ class Collector:
         self._say = say
         self._offers: dict[str, Offer] = {own.sender: own}
         self._declined: set[str] = set()
-        self._decoder = msgspec.msgpack.Decoder(Offer)
+        self._decoder: msgspec.msgpack.Decoder[Offer | Received] = msgspec.msgpack.Decoder(Offer | Received)
         self._counters: Counter[str] = Counter()
         self._context = zmq.Context()
         try:
@@ -168,14 +175,14 @@ class Collector:
             return
         missing = self._answer_all(Finished(table=table))
         for sender in missing:
-            self._say(f"{self._offers[sender].describe()}: has not fetched the table; copy the file there")
+            self._say(f"{self._offers[sender].describe()}: has not confirmed the table; copy the file there")
 
     def decline(self, message: str) -> None:
         """Tell all senders that there will be no table."""
         self._answer_all(Declined(message=message))
 
     def _answer_all(self, final: Reply) -> set[str]:
-        """The senders that have not come for it."""
+        """The senders that have not confirmed it."""
         missing = {sender for sender in self._offers if sender != self._own.sender}
         deadline = time.monotonic() + GRACE_S
         while missing and (left := deadline - time.monotonic()) > 0:
@@ -200,7 +207,7 @@ class Collector:
         return sock
 
     def _serve(self, wait_s: float, final: Reply | None) -> set[str]:
-        """Answer what comes within `wait_s`; the senders that were answered with `final`."""
+        """Answer what comes within `wait_s`; the senders that have confirmed their last answer."""
         poller = zmq.Poller()
         poller.register(self._gate.sock, zmq.POLLIN)
         poller.register(self._sock, zmq.POLLIN)
@@ -213,33 +220,34 @@ class Collector:
                 frames = self._sock.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            sender, reply = self._judge(frames, final)
-            if reply is not None:
+            if len(frames) != 2:
+                continue
+            try:
+                message = self._decoder.decode(frames[1])
+            except Exception as error:  # msgspec's own errors, and RecursionError
+                text = f"this is no offer that is known here: {str(error)[:200]}; use one version on all"
+                reply: Reply = Declined(message=text)
+            else:
+                if isinstance(message, Received):
+                    served.add(message.sender)
+                    continue
+                reply = self._judge(message, final)
+            with contextlib.suppress(zmq.ZMQError):  # a sender that has gone; it comes again
                 self._sock.send_multipart([frames[0], msgspec.msgpack.encode(reply)], zmq.NOBLOCK)
-            if reply is final and final is not None:
-                served.add(sender)
         return served
 
-    def _judge(self, frames: list[bytes], final: Reply | None) -> tuple[str, Reply | None]:
-        try:
-            offer = self._decoder.decode(frames[1]) if len(frames) == 2 else None
-        except Exception as error:  # msgspec's own errors, and RecursionError
-            return "", Declined(
-                message=f"this is no offer that is known here: {str(error)[:200]}; use one version on all"
-            )
-        if offer is None:
-            return "", None
+    def _judge(self, offer: Offer, final: Reply | None) -> Reply:
         if offer.sender in self._offers:
-            return offer.sender, final or Waiting(have=len(self._offers), want=self._want)
+            return final or Waiting(have=len(self._offers), want=self._want)
         problem = self._find_problem(offer)
         if problem:
             if offer.sender not in self._declined and len(self._declined) < MAX_HOSTS:
                 self._declined.add(offer.sender)
                 self._say(f"declined {offer.host_name}: {problem}")
-            return offer.sender, Declined(message=problem)
+            return Declined(message=problem)
         self._offers[offer.sender] = offer
         self._say(f"{len(self._offers)}/{self._want} {offer.describe()}")
-        return offer.sender, Waiting(have=len(self._offers), want=self._want)
+        return Waiting(have=len(self._offers), want=self._want)
 
     def _find_problem(self, offer: Offer) -> str:
         """Why this offer cannot be taken; empty when it can."""
@@ -283,7 +291,9 @@ def send_offer(host: str, port: int, secret: Secret, offer: Offer, timeout_s: fl
         set_client_curve(sock, secret)
         monitor = sock.get_monitor_socket(_MONITORED)
         sock.connect(endpoint)
-        return _Sender(sock, monitor, offer, say).run(f"{host}:{port}", endpoint, timeout_s)
+        table = _Sender(sock, monitor, offer, say).run(f"{host}:{port}", endpoint, timeout_s)
+        sock.close(_CONFIRM_MS)
+        return table
     finally:
         context.destroy(0)
 
@@ -293,6 +303,7 @@ class _Sender:
         self._sock = sock
         self._monitor = monitor
         self._payload = msgspec.msgpack.encode(offer)
+        self._received = msgspec.msgpack.encode(Received(sender=offer.sender))
         self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
         self._say = say
         self._refusals = 0
@@ -305,9 +316,13 @@ class _Sender:
             with contextlib.suppress(zmq.Again):  # not connected yet
                 self._sock.send(self._payload, zmq.NOBLOCK)
             reply = self._receive(min(left, REPEAT_S), name)
+            if isinstance(reply, (Finished, Declined)):
+                with contextlib.suppress(zmq.Again):
+                    self._sock.send(self._received, zmq.NOBLOCK)
             if isinstance(reply, Finished):
                 return reply.table
             if isinstance(reply, Declined):
+                self._sock.close(_CONFIRM_MS)
                 raise PDConfigError(f"{name} declines this host: {reply.message}")
             if isinstance(reply, Waiting) and (reply.have, reply.want) != shown:
                 shown = (reply.have, reply.want)
