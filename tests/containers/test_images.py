@@ -81,6 +81,13 @@ def test_a_layer_is_found_again_until_something_that_goes_into_it_changes(ran: l
     assert len(ran) == 6, "both steps below the ARG"
 
 
+def test_a_working_folder_is_made_only_where_there_is_none(ran: list[Run]):
+    image = new_builder().build("final")
+    assert (image.layers[-1] / "home/x").is_dir()
+    text = TEXT.replace("WORKDIR /home/x", "WORKDIR /dist")
+    assert new_builder(text).build("final").layers == image.layers[:-1], "a step made it, with an owner of its own"
+
+
 def test_a_failed_step_leaves_no_layer(ran: list[Run], monkeypatch: pytest.MonkeyPatch):
     def fail(*_: object, **__: object) -> None:
         raise roots.CacheError("no")

@@ -133,8 +133,12 @@ class Builder:
         return image  # EXPOSE documents
 
     def _workdir(self, image: Image) -> Image:
+        place = image.folder.strip("/")
+        if any((layer / place).is_dir() for layer in image.layers):
+            return image  # it keeps its owner and mode
+
         def fill(upper: Path) -> None:
-            (upper / image.folder.strip("/")).mkdir(parents=True)
+            (upper / place).mkdir(parents=True)
 
         return _publish(image, compute_digest(image.key, "WORKDIR", image.folder), fill)
 
