@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.cache import CacheError
 from tools.fork.errors import ForkError
 
 
@@ -24,6 +25,11 @@ def build_parser() -> argparse.ArgumentParser:
     verb.set_defaults(run=run_check)
     verb = verbs.add_parser("crossings", help="print each edit in replaced code with its verdict")
     verb.set_defaults(run=run_crossings)
+    verb = verbs.add_parser(
+        "beside", help="import our vLLM beside vllm-ascend's Python, in lane ascend-cpu's environment"
+    )
+    verb.add_argument("--python", type=Path, help="of an environment that has it (default: made and kept in the cache)")
+    verb.set_defaults(run=run_beside)
     return parser
 
 
@@ -65,12 +71,25 @@ def run_crossings(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_beside(args: argparse.Namespace) -> int:
+    """The verb `beside`."""
+    from tools.ascend.beside import run_probe, unpack
+    from tools.ascend_cpu.env import environment
+    from tools.fork.index import Index
+
+    sources = unpack(None if args.offline else Index(args.index_url))
+    if args.python is not None:
+        return run_probe(args.python, sources)
+    with environment() as made:
+        return run_probe(made.python, sources)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb."""
     args = build_parser().parse_args(argv)
     try:
         code: int = args.run(args)
-    except ForkError as error:
+    except (ForkError, CacheError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return code
