@@ -42,6 +42,7 @@ npu-test: setup
 
 test-ascend-cpu: setup
 	@$(PY) -m tools.ascend_cpu test
+	@$(PY) -m tools.ascend beside
 
 native: setup
 	@$(PY) -m tools.native build
