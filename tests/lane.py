@@ -21,6 +21,8 @@ class Lane:
     release: str
     without: Mapping[str, str] = field(default_factory=dict)  # tiny model -> upstream's words for why
     other_block: int = 64  # besides 32, that the attention of `gqa2` takes
+    # Whether layers share one buffer, so that the number of blocks is rounded down until each starts on 2 MiB.
+    rounds_blocks: bool = True
     # Model, data plane of the staged transfers that are compared, and the models whose straight ones go over TCP.
     staged: tuple[tuple[str, str], ...] = ()
     straight_tcp: tuple[str, ...] = ("gqa2",)
@@ -38,6 +40,7 @@ LANES = (
         "0.23.0",
         without={"mla": "MLA is not supported on CPU"},
         other_block=16,
+        rounds_blocks=False,
         staged=tuple((name, transport) for name in MODELS if name != "mla" for transport in ("mapped", "tcp")),
         straight_tcp=("gqa2", "gqa4", "mha", "sliding"),
     ),

@@ -109,9 +109,9 @@ def test_the_demo_model_answers_the_same_through_a_pair(zygote: Zygote):
     pair: Pair = start_pair(
         zygote,
         folder,
-        prefill={"max_num_batched_tokens": PREFILL_TOKEN_BUDGET},
         kv_cache_memory_bytes=256 << 20,
-        max_num_batched_tokens=1024,
+        max_num_batched_tokens=PREFILL_TOKEN_BUDGET,
+        max_num_seqs=16,
     )
     try:
         took = pair.check(prompts)

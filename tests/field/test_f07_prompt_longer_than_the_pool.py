@@ -13,6 +13,7 @@ from tests.builders import MAX_MODEL_LEN, decode_sampling, engine_kwargs, prefil
 from tests.e2e.engines import Engine, EngineFailure, Zygote
 from tests.e2e.pairs import Counts, Pair, prefill_leg
 from tests.field.conftest import BLOCK
+from tests.lane import LANE
 
 pytestmark = pytest.mark.engine
 
@@ -35,8 +36,9 @@ def test_f07_a_prompt_over_the_maximum_length_is_refused_on_both_sides_and_nothi
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
 def test_f07_a_pool_that_cannot_hold_one_prompt_is_refused_at_start(zygote: Zygote, engines: list[Engine], role: str):
-    """Memory for 50 blocks, of which alignment leaves 32: a prompt of 40 blocks would wait for ever."""
-    arguments = engine_kwargs("mha", pd_role=role, max_model_len=40 * BLOCK, kv_cache_memory_bytes=50 * 2 * (64 << 10))
+    """Memory for 50 blocks, of which alignment leaves 32, or for 39: a prompt of 40 blocks would wait for ever."""
+    memory = (50 if LANE.rounds_blocks else 39) * 2 * (64 << 10)
+    arguments = engine_kwargs("mha", pd_role=role, max_model_len=40 * BLOCK, kv_cache_memory_bytes=memory)
     engine = zygote.start(f"small-{role}", arguments)
     engines.append(engine)
     error = engine.start_error()
