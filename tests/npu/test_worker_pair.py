@@ -7,6 +7,10 @@ shows everything of a staged transfer on an NPU but CANN's `llm_datadist`, and a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
 from tests.unit.engine.worker_side import Side
@@ -20,17 +24,22 @@ def backend(request, monkeypatch) -> str:
     return request.param
 
 
-@pytest.fixture(params=["gqa", "sparse"])
-def sides(request, backend, tmp_path):
-    started = []
+@contextmanager
+def running(folder: Path, **options: str) -> Iterator[list[Side]]:
+    started: list[Side] = []
     try:
         for role, order in (("prefill", [0, 1, 2, 3]), ("decode", [2, 0, 3, 1])):
-            options = {"kind": request.param, "transfer": "staged", "transport": "tcp", "device": "npu:0"}
-            started.append(Side(tmp_path / role, role=role, order=order, **options))
+            started.append(Side(folder / role, role=role, order=order, transport="tcp", device="npu:0", **options))
         yield started
     finally:
         for side in started:
             side.end()
+
+
+@pytest.fixture(params=["gqa", "sparse"])
+def sides(request, backend, tmp_path):
+    with running(tmp_path, kind=request.param, transfer="staged") as started:
+        yield started
 
 
 @pytest.mark.timeout(240)
@@ -51,3 +60,15 @@ def test_a_transfer_of_all_layers_is_one_launch_on_either_side(sides, backend):
     after = [side.call("read_counters") for side in sides]
     launches = [b["launches"] - a["launches"] for a, b in zip(before, after, strict=True)]
     assert launches == ([1, 1] if backend == "extension+kernel" else [0, 0])
+
+
+@pytest.mark.timeout(240)
+def test_a_link_is_measured_with_the_copies_that_the_device_makes(tmp_path):
+    """Where the choice is the cost model's. Its numbers say nothing of a real device."""
+    with running(tmp_path, kind="gqa", transfer="auto") as (prefill, decode):
+        result = decode.call("pull", prefill.told, SRC, DST)
+        assert result["ok"], result["reason"]
+        (link,) = decode.call("take_links")
+        assert link["transfer"]["model"]["copy_bytes_per_s"] > 0, link
+        assert sum(link["transfer"]["transfers"].values()) == 1
+        assert decode.call("compare", SRC, DST) == []

@@ -128,6 +128,11 @@ class Half:
         return {"ok": answers[0].ok, "reason": answers[0].reason, "calls": answers[0].num_calls,
                 "staged": answers[0].staged}  # fmt: skip
 
+    def take_links(self) -> list[dict[str, Any]]:
+        """As of the last pull."""
+        (links,) = self.worker.take_links().values()
+        return links
+
     def fill(self) -> None:
         """A prefill side's blocks hold their pattern, a decode side's the same byte everywhere."""
         for layer, name in enumerate(LAYERS):
