@@ -29,13 +29,16 @@ def test_every_script_of_the_dockerfile_is_sent():
     [
         ".git/config", ".venv/bin/python", "tests/models.py", "docs/a.md", "dist/vllm-1.whl", "deploy/compose/cpu.yaml",
         "vllm_ascend_pd/native/libpd_host.so", "vllm_ascend_pd/__pycache__/config.cpython-311.pyc", "pd-secret",
+        "tools/containers/pair.py",
     ],
 )  # fmt: skip
 def test_it_is_not_sent(name: str):
     assert not is_sent(name, PATTERNS)
 
 
-@pytest.mark.parametrize("name", ["vllm_ascend_pd/native/library.py", "docker/vllm.sh", "pyproject.toml"])
+@pytest.mark.parametrize(
+    "name", ["vllm_ascend_pd/native/library.py", "tools/containers/requirements.py", "docker/vllm.sh", "pyproject.toml"]
+)
 def test_it_is_sent(name: str):
     assert is_sent(name, PATTERNS)
 
