@@ -67,6 +67,8 @@ class Run:
             f"mount -t overlay overlay -o lowerdir={lower},upperdir={upper},workdir={scratch / 'work'} {root}",
             f"cd {root}",
             "mount -t proc proc proc",
+            "mount --bind /sys sys",
+            "mount -o remount,bind,ro sys",
             "mount -t tmpfs -o mode=755 tmpfs dev",
             f"for name in {' '.join(DEVICES)}; do : >dev/$name; mount --bind /dev/$name dev/$name; done",
             "mkdir dev/shm dev/pts",
