@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 from vllm_ascend_pd.doctor.check import Check, fail, not_applicable, ok, warn
 from vllm_ascend_pd.doctor.host import Host
-from vllm_ascend_pd.memory.arena import Arena, ArenaMemoryError
 from vllm_ascend_pd.memory.available import AvailableMemory
+from vllm_ascend_pd.native.shared_memory import MemoryFile
 
 PROBE_BYTES = 4 << 20
 SMALL_BYTES = 2 << 30
@@ -33,10 +34,10 @@ def check_arena_room(available: AvailableMemory) -> Check:
 
 
 def probe_huge_pages() -> tuple[str, str]:
-    """(how many of the arena's pages are huge, why the rest is not); makes a small arena for a moment."""
-    arena = Arena.create(PROBE_BYTES, "doctor")
-    told, _, reason = arena.huge_pages.partition(" (")
-    return told, reason.rstrip(")")
+    """(how many pages of a small arena are huge, why the rest is not). Below `Arena`, which would log it as a cache."""
+    huge_bytes, code = MemoryFile("doctor", PROBE_BYTES, None).populate(0, PROBE_BYTES, want_huge=True)
+    told = f"{huge_bytes >> 20} of {PROBE_BYTES >> 20} MiB"
+    return told, f"MADV_COLLAPSE: {os.strerror(code)}" if code else ""
 
 
 def check_huge_pages(host: Host, probe: Callable[[], tuple[str, str]] = probe_huge_pages) -> Check:
@@ -45,7 +46,7 @@ def check_huge_pages(host: Host, probe: Callable[[], tuple[str, str]] = probe_hu
     chosen = text.partition("[")[2].partition("]")[0]
     try:
         told, reason = probe()
-    except (ArenaMemoryError, OSError) as error:
+    except (MemoryError, OSError) as error:
         return fail(key, f"an arena of {PROBE_BYTES >> 20} MiB cannot be made: {error}", "allow the process memory")
     seen = f"shmem_enabled is {chosen or 'not there'}; {told} of a probe in huge pages"
     whole = f"{PROBE_BYTES >> 20} of {PROBE_BYTES >> 20} MiB"
