@@ -76,6 +76,7 @@ def test_two_hosts_get_the_same_table(tmp_path):
     code, told = first.end()
     assert code == 0, told
     assert "2/2 " in told
+    assert "not confirmed" not in told
     assert f"wrote {second.output}" in said
     assert first.output.read_text() == second.output.read_text()
     table = json.loads(first.output.read_text())
