@@ -111,22 +111,28 @@ def test_the_pair_answers_as_one_server_would(pair: Pair, length: int) -> None:
     assert {link["transport"] for link in pair.decode.status()["links"]} == {"tcp"}
 
 
-def test_a_pulled_cable_ends_in_a_typed_error_in_time_and_a_plugged_one_in_tokens(pair: Pair) -> None:
+def num_fallbacks(pair: Pair) -> float:
+    """Prompts that decode computed itself, for whatever reason."""
+    return sum(v for k, v in pair.decode.metrics().items() if k.startswith("vllm:pd_remote_kv_fallback_total"))
+
+
+def test_a_pulled_cable_costs_time_but_no_answer_and_a_plugged_one_is_noticed(pair: Pair) -> None:
     complete(pair.decode, prompt(60, seed=1))  # so that there is a link to be cut
+    fallbacks = num_fallbacks(pair)
     pair.prefill_host.unplug()
     try:
         started = time.monotonic()
-        status, body = complete(pair.decode, prompt(70, seed=2), timeout_s=60)
+        alone = complete(pair.decode, prompt(70, seed=2), timeout_s=60)
         assert time.monotonic() - started < 40
-        assert status in (503, 504), body
-        assert body["error"]["code"] in ("pd_kv_unavailable", "pd_deadline"), body
     finally:
         pair.prefill_host.plug_in()
+    assert num_fallbacks(pair) == fallbacks + 1
+    assert alone["choices"][0]["token_ids"] == tokens_of(pair.aggregated, 70, 2)
     deadline = time.monotonic() + 60
-    while True:
-        answer = complete(pair.decode, prompt(80, seed=3), timeout_s=60)
-        if isinstance(answer, dict):
-            break
-        assert time.monotonic() < deadline, answer
+    for seed in range(3, 1000):
+        before = pair.decode.status()["totals"]["tokens"]
+        assert tokens_of(pair.decode, 80, seed) == tokens_of(pair.aggregated, 80, seed)
+        if pair.decode.status()["totals"]["tokens"] > before:  # it came from prefill again
+            return
+        assert time.monotonic() < deadline, "prefill was not found again"
         time.sleep(1)
-    assert answer["choices"][0]["token_ids"] == tokens_of(pair.aggregated, 80, 3)
