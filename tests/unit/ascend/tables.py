@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from vllm_ascend_pd.ascend.ranktable.model import RankTable, TableDevice, TableGroup, TableServer
 from vllm_ascend_pd.wire import DeviceAddress
+
+# A machine with much else to do must not decide about a test.
+SLOW = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def address(server: int, physical: int, *, a3: bool = False, pod: int = 0) -> DeviceAddress:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.ascend.replay import RECORDINGS, read_recording
+from tests.unit.ascend.tables import SLOW
 from vllm_ascend_pd.ascend.devices import CommandResult, DeviceError, UnknownOutputError
 from vllm_ascend_pd.ascend.devices.hccn import parse_address, parse_conf, parse_state, parse_tls
 from vllm_ascend_pd.ascend.devices.outputs import (
@@ -34,6 +35,7 @@ def damaged(draw):
     return text[:first] + draw(st.text(max_size=20)) + text[draw(st.sampled_from((first, last))) :]
 
 
+@settings(SLOW)
 @given(text=damaged() | st.text(max_size=200), code=st.integers(0, 2))
 def test_parsers_give_a_value_or_a_device_error(text, code):
     result = CommandResult(code, text)
@@ -54,6 +56,7 @@ def test_parsers_give_a_value_or_a_device_error(text, code):
             parse()
 
 
+@settings(SLOW)
 @given(text=damaged())
 def test_a_damaged_table_never_gives_a_chip_that_was_not_printed(text):
     try:

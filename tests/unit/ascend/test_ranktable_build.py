@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.ascend.tables import address, addresses
+from tests.unit.ascend.tables import SLOW, address, addresses
 from vllm_ascend_pd.ascend.ranktable import (
     RankTableError,
     from_devices,
@@ -95,6 +95,7 @@ def test_no_devices_are_refused():
         from_devices([])
 
 
+@settings(SLOW)
 @given(data=st.data(), a3=st.booleans())
 def test_tables_of_devices_are_read_back_and_have_no_problem(data, a3):
     devices = data.draw(addresses(a3))
@@ -111,6 +112,7 @@ def test_tables_of_devices_are_read_back_and_have_no_problem(data, a3):
         assert write_table(again) == text
 
 
+@settings(SLOW)
 @given(data=st.data(), a3=st.booleans())
 def test_every_scalar_is_written_as_text(data, a3):
     devices = data.draw(addresses(a3))

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.ascend.tables import address, tables
+from tests.unit.ascend.tables import SLOW, address, tables
 from vllm_ascend_pd.ascend.ranktable import RankTableError, from_devices, read_table, scan_table, write_table
 from vllm_ascend_pd.ascend.ranktable.check import check_text
 from vllm_ascend_pd.ascend.ranktable.lines import MAX_CHARS, NotJson, parse
@@ -26,7 +26,7 @@ def plain(node):
     return [plain(member) for member in node.value] if isinstance(node.value, list) else node.value
 
 
-@settings(max_examples=50)
+@settings(SLOW, max_examples=50)
 @given(tables(), st.sampled_from((None, 2)))
 def test_every_table_is_read_back_as_it_was_written(table, indent):
     scan = scan_table(write_table(table, indent=indent))
@@ -44,11 +44,13 @@ JSON = st.recursive(
 )
 
 
+@settings(SLOW)
 @given(JSON, st.sampled_from((None, 0, 3)), st.booleans())
 def test_json_is_read_as_the_standard_library_reads_it(value, indent, ascii_only):
     assert plain(parse(json.dumps(value, indent=indent, ensure_ascii=ascii_only))) == value
 
 
+@settings(SLOW)
 @given(st.text(max_size=60))
 def test_what_the_standard_library_refuses_is_refused(text):
     try:
@@ -67,7 +69,7 @@ def damaged_tables(draw):
     return text[:first] + middle + text[last:]
 
 
-@settings(max_examples=80)
+@settings(SLOW, max_examples=80)
 @given(damaged_tables() | JSON.map(json.dumps) | st.text(max_size=80))
 def test_whatever_is_in_the_file_there_is_a_table_or_a_problem_with_its_line(text):
     scan = check_text(text)
@@ -94,7 +96,7 @@ NEAR = st.recursive(
 )
 
 
-@settings(max_examples=60)
+@settings(SLOW, max_examples=60)
 @given(st.fixed_dictionaries({"version": NEAR}, optional={name: st.lists(NEAR, max_size=3) | NEAR for name in LISTS}))
 def test_known_names_with_unknown_values_never_end_in_a_traceback(value):
     scan = check_text(json.dumps(value))
