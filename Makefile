@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # The same targets for people and for CI. PYTHON=/path/to/python3.11 chooses the Python under .venv.
 .POSIX:
-.PHONY: help setup serve test check build bump fork native native-test npu-test test-ascend-cpu container-test tidy clean
+.PHONY: help setup serve test check build bump fork native native-test netns-test npu-test test-ascend-cpu container-test tidy clean
 
 PY = .venv/bin/python
 
@@ -13,7 +13,8 @@ help:
 	@echo "make native   the C++ libraries of csrc_npu into vllm_ascend_pd/native/"
 	@echo "make tidy     clang-tidy over csrc_npu and tests/csrc (minutes; what was clean is not looked at again)"
 	@echo "make native-test   the C++ unit tests: plain, with sanitizers (needs g++), for aarch64 under qemu; the wheel's glibc"
-	@echo "make npu-test the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
+	@echo "make netns-test   two servers, and one instance over two hosts, as network namespaces (needs root and iproute2)"
+	@echo "make npu-test   the NPU path without an NPU, in environments of its own (needs g++ and Debian's apt-get)"
 	@echo "make test-ascend-cpu   the oracle suite on the Ascend lane's engine code (vLLM 0.23.0), in an environment of its own"
 	@echo "make container-test   build and try the Dockerfile's images without Docker (root, Debian; minutes, 5 GB of cache)"
 	@echo "make build    the fork's wheel into dist/   (LANE=cpu, ascend or ascend-cpu; ARCH=x86_64 or aarch64)"
@@ -31,10 +32,13 @@ check: setup
 	@sh tools/check.sh
 
 test: check native-test
-	@$(PY) -m pytest
+	@$(PY) -m pytest --ignore=tests/netns
 	@for release in 9.1.0 8.5.0; do PD_DATADIST=stub STANDIN_CANN=$$release $(PY) -m pytest tests/contract || exit 1; done
 	@STANDIN_CANN=8.2.0 $(PY) -m pytest tests/unit/transfer/test_cann_pair.py -k two_sided
 	@$(MAKE) npu-test
+
+netns-test: setup
+	@$(PY) -m pytest tests/netns
 
 npu-test: setup
 	@$(PY) -m tools.npu_triton test
