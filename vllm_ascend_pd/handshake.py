@@ -154,7 +154,7 @@ def build_record(
         "data_plane_told": dict(data_plane[1]),
         "block_size": cache.block_size,
         "layout": layout,
-        "kv_layout": _kv_layout(),
+        "kv_layout": find_kv_layout(),
         "attention_backend": _text(getattr(getattr(vllm_config, "attention_config", None), "backend", None)),
         "byte_order": sys.byteorder,
         "tensor_parallel_size": parallel.tensor_parallel_size,
@@ -232,7 +232,8 @@ def _weights_folder(model: str, revision: str | None, cache_dir: str | None) -> 
         return None
 
 
-def _kv_layout() -> str:
+def find_kv_layout() -> str:
+    """How the attention backend of this process lays a block out; its choice is known in worker processes only."""
     try:
         from vllm.v1.attention.backends.utils import get_kv_cache_layout
 

@@ -59,7 +59,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def record(model: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    monkeypatch.setattr(handshake, "_kv_layout", lambda: "NHD")  # asks vLLM
+    monkeypatch.setattr(handshake, "find_kv_layout", lambda: "NHD")  # asks vLLM
     return build_record(vllm_config(str(model)), SimpleNamespace(host_transport="auto"), LAYOUT)
 
 

@@ -117,11 +117,19 @@ class SchedulerHalf:
         if self.prefill is not None:
             self.prefill.bind_pool(pool)
 
-    def set_ranks(self, ranks: tuple[RankAddress, ...], caches: Sequence[Sequence[dict[str, Any]]] = ()) -> None:
+    def set_ranks(
+        self,
+        ranks: tuple[RankAddress, ...],
+        caches: Sequence[Sequence[dict[str, Any]]] = (),
+        kv_layouts: Sequence[str] = (),
+    ) -> None:
         """Where the worker ranks serve their caches (prefill), and how each has ordered them (both roles).
 
-        The order goes into the handshake's record: one entry where all ranks are alike.
+        The order goes into the handshake's record: one entry where all ranks are alike. So does the layout inside a
+        block, which this process does not know where the workers are others.
         """
+        if kv_layouts:
+            self._record["kv_layout"] = "+".join(sorted(set(kv_layouts)))
         alike = all(record == caches[0] for record in caches)
         self._record["layout"]["caches"] = list(caches[:1] if alike else caches)
         if self.prefill is not None:

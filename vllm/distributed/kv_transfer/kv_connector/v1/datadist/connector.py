@@ -29,6 +29,7 @@ from vllm_ascend_pd.engine.scheduler import SchedulerHalf, secret_of
 from vllm_ascend_pd.engine.staging import settle_transfer
 from vllm_ascend_pd.engine.worker import WorkerHalf
 from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.handshake import find_kv_layout
 from vllm_ascend_pd.logs import follow_vllm_logging
 
 if TYPE_CHECKING:
@@ -94,7 +95,9 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def get_handshake_metadata(self) -> DataDistRankAddress | None:
         address = self.worker.address
-        return None if address is None else DataDistRankAddress(address, self.worker.caches_record)
+        if address is None:
+            return None
+        return DataDistRankAddress(address, self.worker.caches_record, find_kv_layout())
 
     # ---------------------------------------------------------------- scheduler side
 
@@ -103,7 +106,9 @@ class DataDistConnector(KVConnectorBase_V1, SupportsHMA):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, Any]) -> None:
         told = sorted(metadata.values(), key=lambda rank: rank.address.tp_rank)
-        self.half.set_ranks(tuple(rank.address for rank in told), [rank.caches for rank in told])
+        self.half.set_ranks(
+            tuple(rank.address for rank in told), [rank.caches for rank in told], [rank.kv_layout for rank in told]
+        )
 
     def get_loaded_kv_cache_group_ids(self, request: Request) -> tuple[int, ...]:
         return tuple(range(len(self._kv_cache_config.kv_cache_groups)))

@@ -47,3 +47,4 @@ class DataDistRankAddress(KVConnectorHandshakeMetadata):
 
     address: RankAddress
     caches: list[dict[str, Any]] = field(default_factory=list)
+    kv_layout: str = ""
