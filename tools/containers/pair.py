@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,7 +100,9 @@ def check_pair(image: Image, model: Path) -> str:
         secret.write_text(secrets.token_hex(32))
         secret.chmod(0o400)
         os.chown(secret, int(uid), int(gid))
-        names.write_text(f"127.0.0.1 localhost\n{ADDRESSES['prefill']} prefill\n{ADDRESSES['decode']} decode\n")
+        # An engine puts the container's own name there too; without it gloo asks a DNS server that is not there.
+        local = f"127.0.0.1 localhost {socket.gethostname()}"
+        names.write_text(f"{local}\n{ADDRESSES['prefill']} prefill\n{ADDRESSES['decode']} decode\n")
         binds = [Bind(secret, "/run/secrets/pd-secret"), Bind(names, "/etc/hosts"), Bind(model, "/models/model")]
         servers = {
             role: stack.enter_context(started(image, host, binds, scratch / role)) for role, host in hosts.items()
