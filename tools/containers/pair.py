@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,7 +104,10 @@ def check_pair(image: Image, model: Path) -> str:
         # An engine puts the container's own name there too; without it gloo asks a DNS server that is not there.
         local = f"127.0.0.1 localhost {socket.gethostname()}"
         names.write_text(f"{local}\n{ADDRESSES['prefill']} prefill\n{ADDRESSES['decode']} decode\n")
-        binds = [Bind(secret, "/run/secrets/pd-secret"), Bind(names, "/etc/hosts"), Bind(model, "/models/model")]
+        weights = shutil.copytree(model, scratch / "model")  # a model's files may be its owner's only
+        for path in (weights, *weights.iterdir()):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        binds = [Bind(secret, "/run/secrets/pd-secret"), Bind(names, "/etc/hosts"), Bind(weights, "/models/model")]
         servers = {
             role: stack.enter_context(started(image, host, binds, scratch / role)) for role, host in hosts.items()
         }
