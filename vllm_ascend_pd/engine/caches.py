@@ -111,8 +111,8 @@ def split(cache: Any, num_blocks: int) -> tuple[Any, ...]:
     """The parts of one layer's cache, each with its blocks outermost.
 
     A tuple or list is the parts (vllm-ascend: K and V; nope and rope; an indexer's). One tensor is one part where its
-    blocks are outermost (vLLM 0.32.0 on CPU), or as many as its outermost extent where that is before the blocks
-    (0.23.0 on CPU: `[2, num_blocks, …]`).
+    blocks are outermost (vLLM on CPU), or as many as its outermost extent where that is before the blocks
+    (backends of 0.23.0 for other devices: `[2, num_blocks, …]`).
     """
     parts: list[Any] = []
     for tensor in split_tuple(cache):
