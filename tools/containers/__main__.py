@@ -18,6 +18,7 @@ from tools.cache import CacheError
 from tools.containers import checks, dockerfile, images, pair, roots
 from tools.containers.images import Builder, Image, Site
 from tools.fork.lanes import get_lane
+from vllm_ascend_pd.signals import sigterm_as_interrupt
 
 TARGETS = ("cpu", "a2")
 
@@ -39,11 +40,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         roots.require_machine()
         failed = 0
-        for target in arguments.targets:
-            failed += test_cpu(arguments.serve) if target == "cpu" else test_ascend(target)
+        with sigterm_as_interrupt():  # containers and networks are taken away on the way out
+            for target in arguments.targets:
+                failed += test_cpu(arguments.serve) if target == "cpu" else test_ascend(target)
     except CacheError as error:
         print(f"container-test: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("container-test: stopped", file=sys.stderr)
+        return 130
     images.prune_layers()
     day = datetime.datetime.now(tz=datetime.timezone.utc).date()
     print(f"[containers] {day}: {failed} failed, {time.monotonic() - started:.0f} s, {os.cpu_count()} cores")
