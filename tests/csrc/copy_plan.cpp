@@ -65,7 +65,7 @@ TEST(consecutive_blocks_are_one_piece_per_tensor) {
   const pd::CopyPlan plan = Group{}.plan(range(10, 1000), range(5, 1000));
   CHECK_EQUAL(plan.num_runs(), 1u);
   CHECK_EQUAL(plan.num_pieces(), 4u);
-  CHECK_EQUAL(plan.num_bytes(), 4 * 1000 * kBlock);
+  CHECK_EQUAL(plan.num_bytes(), 4000 * kBlock);
   const pd::Run& run = plan.parts()[0].runs[0];
   CHECK_EQUAL(run.src_offset, 10 * kBlock);
   CHECK_EQUAL(run.dst_offset, 5 * kBlock);
@@ -159,7 +159,7 @@ TEST(slices_in_even_steps_are_one_run) {  // two of eight heads, given token by 
   Group group;
   group.slices.clear();
   for (std::uint64_t token = 0; token < 16; ++token) group.slices.push_back({token * 256 + 64, token * 64, 64});
-  group.dst_stride = 16 * 64;
+  group.dst_stride = 1024;  // 16 tokens of 64 bytes
   const pd::CopyPlan plan = group.plan({1, 5, 3}, {0, 9, 4});
   CHECK_EQUAL(plan.num_runs(), 3u);
   CHECK_EQUAL(plan.num_pieces(), 4u * 3 * 16);
@@ -168,7 +168,7 @@ TEST(slices_in_even_steps_are_one_run) {  // two of eight heads, given token by 
 TEST(head_slices_of_consecutive_blocks_are_one_run) {  // the tokens of the next block go on at the same distance
   Group group;
   group.slices = {{64, 0, 64, 16, 256, 64}};
-  group.dst_stride = 16 * 64;
+  group.dst_stride = 1024;  // 16 tokens of 64 bytes
   const pd::CopyPlan plan = group.plan(range(4, 50), range(0, 50));
   CHECK_EQUAL(plan.num_runs(), 1u);
   const pd::Run& run = plan.parts()[0].runs[0];
@@ -187,7 +187,7 @@ TEST(tokens_of_a_block_with_a_gap_need_two_dimensions) {
 
 TEST(blocks_of_unlike_sizes_are_runs_of_units) {  // 16 tokens a block to 128, heads before tokens: by shifts
   Group group;
-  const std::uint64_t head = 16 * 64;
+  const std::uint64_t head = 1024;  // 16 tokens of 64 bytes
   group.slices = {{0, 0, head, 8, static_cast<std::int64_t>(head), static_cast<std::int64_t>(8 * head)}};
   group.src_stride = 8 * head;
   group.dst_stride = 64 * head;
@@ -197,8 +197,8 @@ TEST(blocks_of_unlike_sizes_are_runs_of_units) {  // 16 tokens a block to 128, h
     group.dst_shifts.push_back(i % 8 * static_cast<std::int64_t>(head));
   }
   const pd::CopyPlan plan = group.plan(range(0, 16), to);
-  CHECK_EQUAL(plan.num_runs(), 2u);  // one per block of the larger size
-  CHECK_EQUAL(plan.num_bytes(), 4 * 16 * 8 * head);
+  CHECK_EQUAL(plan.num_runs(), 2u);           // one per block of the larger size
+  CHECK_EQUAL(plan.num_bytes(), 512 * head);  // 4 tensors, 16 blocks, 8 heads
 }
 
 TEST(nothing_to_move_is_an_empty_plan) {

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -81,6 +82,7 @@ TEST(many_jobs_from_many_threads_are_each_copied_once) {
   pd::CopyPool pool(3, {});
   std::atomic<int> num_good{0};
   std::vector<std::thread> callers;
+  callers.reserve(4);
   for (int caller = 0; caller < 4; ++caller) {
     callers.emplace_back([&] {
       for (int round = 0; round < 8; ++round) {
@@ -192,8 +194,8 @@ TEST(checksums_come_from_workers_as_well) {
   pd::CopyPool pool(3, {});
   std::vector<unsigned char> src(40 * kBlock, 3), dst(src.size());
   for (std::size_t i = 0; i < src.size(); i += 97) src[i] = static_cast<unsigned char>(i);
-  std::vector<std::int64_t> ids;
-  for (std::int64_t i = 0; i < 40; ++i) ids.push_back(i);
+  std::vector<std::int64_t> ids(40);
+  std::iota(ids.begin(), ids.end(), 0);
   const std::vector<std::uint64_t> from{reinterpret_cast<std::uint64_t>(src.data())};
   const std::vector<std::uint64_t> to{reinterpret_cast<std::uint64_t>(dst.data())};
   const std::vector<pd::BlockSlice> slices{{0, 0, kBlock}};

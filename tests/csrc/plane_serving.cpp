@@ -48,6 +48,7 @@ TEST(two_hundred_links_are_served_by_two_threads) {
   CHECK_EQUAL(server.stats().connections, 400u);
   std::atomic<int> good{0};
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
       const std::vector<std::int64_t> block{t};

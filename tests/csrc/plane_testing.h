@@ -50,13 +50,14 @@ class Memory {
   }
 
   static std::uint8_t at(unsigned seed, std::size_t tensor, std::size_t byte) {
-    return static_cast<std::uint8_t>((seed * 31 + tensor * 7 + byte + byte / 251 * 13) % 251 + 1);
+    return static_cast<std::uint8_t>((std::size_t{seed} * 31 + tensor * 7 + byte + byte / 251 * 13) % 251 + 1);
   }
 
   std::uint8_t* block(std::size_t tensor, std::size_t number) { return &tensors_[tensor][number * block_bytes_]; }
   std::uint64_t tensor_bytes() const { return tensors_[0].size(); }
   std::vector<std::uint64_t> addresses() const {
     std::vector<std::uint64_t> result;
+    result.reserve(tensors_.size());
     for (const auto& tensor : tensors_) result.push_back(reinterpret_cast<std::uint64_t>(tensor.data()));
     return result;
   }

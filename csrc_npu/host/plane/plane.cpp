@@ -62,6 +62,7 @@ std::shared_ptr<Link> Plane::open_link(const std::vector<int>& request_fds, cons
   }
   auto served = std::make_shared<ServedLink>(core_->next_link++, last_local_cache);
   std::vector<int> fds;
+  fds.reserve(request.size());
   for (Socket& socket : request) {
     fds.push_back(socket.release());
   }

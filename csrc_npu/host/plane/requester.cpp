@@ -22,7 +22,7 @@ int left_ms(Deadline deadline) {
 
 }  // namespace
 
-Requester::Requester(std::vector<int> fds, std::chrono::milliseconds timeout) {
+Requester::Requester(const std::vector<int>& fds, std::chrono::milliseconds timeout) {
   for (const int fd : fds) {
     lanes_.emplace_back(Socket(fd));
   }

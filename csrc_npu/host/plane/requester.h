@@ -60,7 +60,7 @@ class Lane {
 
 class Requester {
  public:
-  Requester(std::vector<int> fds, std::chrono::milliseconds timeout);  // takes the descriptors
+  Requester(const std::vector<int>& fds, std::chrono::milliseconds timeout);  // takes the descriptors
 
   // Whether the peer is there and silent, as it should be between transfers.
   Outcome check_peer();
