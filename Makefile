@@ -7,7 +7,7 @@ PY = .venv/bin/python
 
 help:
 	@echo "make serve    set up, start prefill + decode on a real model, ask it something, keep serving (ONCE=1: stop then)"
-	@echo "make test     set up, then all checks and all tests"
+	@echo "make test     set up, then all checks and the tests (netns, ascend-cpu and container apart)"
 	@echo "make setup    .venv with the fork's wheel and the development tools"
 	@echo "make check    ruff, mypy --strict, import-linter, clang-format, size limits"
 	@echo "make native   the C++ libraries of csrc_npu into vllm_ascend_pd/native/"
