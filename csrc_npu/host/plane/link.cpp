@@ -100,10 +100,10 @@ Outcome check(const Transfer& transfer, const LocalCache& local, const RemoteCac
 
 }  // namespace
 
-Link::Link(std::shared_ptr<PlaneCore> core, std::shared_ptr<ServedLink> served, std::vector<int> request_fds)
+Link::Link(std::shared_ptr<PlaneCore> core, std::shared_ptr<ServedLink> served, const std::vector<int>& request_fds)
     : core_(std::move(core)),
       served_(std::move(served)),
-      requester_(std::make_unique<Requester>(std::move(request_fds), core_->timeout)) {}
+      requester_(std::make_unique<Requester>(request_fds, core_->timeout)) {}
 
 Link::~Link() {
   cut();

@@ -66,7 +66,7 @@ std::shared_ptr<Link> Plane::open_link(const std::vector<int>& request_fds, cons
   for (Socket& socket : request) {
     fds.push_back(socket.release());
   }
-  auto link = std::make_shared<Link>(core_, served, std::move(fds));
+  auto link = std::make_shared<Link>(core_, served, fds);
   for (Socket& socket : serve) {
     core_->loops[core_->next_loop++ % core_->loops.size()]->adopt(std::move(socket), served);
   }

@@ -111,7 +111,7 @@ class Requester;   // the outgoing side
 
 class Link {
  public:
-  Link(std::shared_ptr<PlaneCore> core, std::shared_ptr<ServedLink> served, std::vector<int> request_fds);
+  Link(std::shared_ptr<PlaneCore> core, std::shared_ptr<ServedLink> served, const std::vector<int>& request_fds);
   ~Link();
   Link(const Link&) = delete;
   Link& operator=(const Link&) = delete;
