@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vllm_ascend_pd.control.client import ControlClient
+from vllm_ascend_pd.datadist.outcomes import PULL, judge
 from vllm_ascend_pd.errors import PDError
 from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.staging.copier import StagingError
@@ -44,8 +46,12 @@ class WayChooser:
         self._lock = threading.Lock()
         self._links: dict[int, _Link] = {}
 
-    def prepare(self, peer: RankAddress) -> None:
-        """A link to this rank has just been made: measure it where the choice is ours. Never raises."""
+    def prepare(self, peer: RankAddress) -> bool:
+        """A link to this rank has just been made: measure it where the choice is ours. Never raises.
+
+        False when that has left the link undefined (a timeout): it must be taken down.
+        """
+        is_good = True
         can = self.staged is not None and peer.stage_port
         link = _Link(self._clients.get(peer.host, peer.stage_port) if can else None)
         if self.staged is None or link.client is None:
@@ -54,12 +60,15 @@ class WayChooser:
             try:
                 link.model = self.staged.measure(link.client, peer.cluster_id)
             except (PDError, self._exceptions) as error:  # the pull that comes now will find out what is wrong
+                code = getattr(error, "status_code", None)
+                is_good = code is None or not judge(PULL, code).spoils
                 link.why = f"not measured: {error}"
                 logger.warning("link to %s:%d: %s", peer.host, peer.port, link.why)
         else:
             link.why = f"--pd-transfer {self.mode}"
         with self._lock:
             self._links[peer.cluster_id] = link
+        return is_good
 
     def choose(self, cluster_id: int, num_bytes: int, num_pieces: int) -> ControlClient | None:
         """The staging client to use for one transfer, or None: straight.
@@ -83,10 +92,14 @@ class WayChooser:
         with self._lock:
             self._links.pop(cluster_id, None)
 
-    def release_withheld(self) -> None:
-        """The link that the calling thread's last transfer failed over is down."""
+    def take_withheld(self, cluster_id: int) -> list[int]:
+        """The staging slots that the calling thread keeps because of that link: they are the caller's now."""
+        return [] if self.staged is None else self.staged.take_withheld(cluster_id)
+
+    def put_back(self, slots: Sequence[int]) -> None:
+        """They may be used again."""
         if self.staged is not None:
-            self.staged.release_withheld()
+            self.staged.put_back(slots)
 
     def describe(self, cluster_id: int) -> dict[str, Any]:
         """For /pd/status."""

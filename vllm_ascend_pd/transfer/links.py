@@ -20,16 +20,27 @@ from vllm_ascend_pd.wire import RankAddress
 logger = logging.getLogger(__name__)
 
 DROP_AGAIN_S: Final = 1.0
+DROP_WAIT_S: Final = 1.0  # for a thread that links to the same peer
 
 
 class LinkWatcher(Protocol):
     """Is told of each link under its lock: nobody uses a link that `prepare` has not seen."""
 
-    def prepare(self, peer: RankAddress) -> None:
-        """The link has been made. Never raises."""
+    def prepare(self, peer: RankAddress) -> bool:
+        """The link has been made. False: measuring it has left it undefined, and it is of no use. Never raises."""
 
     def forget(self, cluster_id: int) -> None:
         """The link is being dropped."""
+
+
+class SpoiltLinkError(LinkFailedError):
+    """A link was left undefined: nothing that its last transfer touched may be used before `take_down` says so."""
+
+    def __init__(self, reason: str, cluster_id: int, number: int, *, has_touched_blocks: bool = False) -> None:
+        super().__init__(reason)
+        self.cluster_id = cluster_id
+        self.number = number
+        self.has_touched_blocks = has_touched_blocks
 
 
 class LinkTable:
@@ -48,6 +59,7 @@ class LinkTable:
         self._watcher = watcher
         self._pause = pause
         self._linked: dict[int, int] = {}  # cluster id -> which link to it this is
+        self._going_down: set[int] = set()  # nobody may use them, and a transfer may still be writing
         self._num_made = 0
         self._locks: dict[int, threading.Lock] = defaultdict(threading.Lock)
         self._guard = threading.Lock()
@@ -65,6 +77,7 @@ class LinkTable:
 
         Raises:
             LinkFailedError: refused, timed out, or the peer's data plane disagrees.
+            SpoiltLinkError: it was made, and measuring it left it undefined.
         """
         lock = self._lock_of(peer.cluster_id)
         if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
@@ -73,39 +86,69 @@ class LinkTable:
             number = self._linked.get(peer.cluster_id)
             if number is not None:
                 return number
+            if peer.cluster_id in self._going_down and not self._try_to_unlink(peer.cluster_id):
+                raise LinkFailedError(f"link: to {peer.host}:{peer.port}: the one before has not gone down yet")
             self._linker.link(peer, deadline)
             with self._guard:
                 self._num_made += 1
                 number = self._linked[peer.cluster_id] = self._num_made
-            self._watcher.prepare(peer)
-            return number
+            is_good = self._watcher.prepare(peer)
         finally:
             lock.release()
+        if not is_good:
+            reason = f"link: to {peer.host}:{peer.port}: measuring it ended undefined"
+            raise SpoiltLinkError(reason, peer.cluster_id, number)
+        return number
 
     def drop(self, cluster_ids: Iterable[int]) -> None:
-        """Forget links of a peer that has ended, on this side only; unknown ones are ignored."""
+        """Forget links of a peer that has ended, on this side only; unknown ones are ignored.
+
+        What does not go down now is tried again by whoever failed over it, or wants it anew. A peer that somebody is
+        linking to, or unlinking from, is left to them: this thread has other pulls to do.
+        """
         for cluster_id in cluster_ids:
-            with self._lock_of(cluster_id):
+            lock = self._lock_of(cluster_id)
+            if not lock.acquire(timeout=DROP_WAIT_S):
+                logger.warning("link %d of a peer that has ended is in use by another thread: left to it", cluster_id)
+                continue
+            try:
                 self._forget(cluster_id)
-                self._linker.unlink(cluster_id)
+                self._try_to_unlink(cluster_id)
+            finally:
+                lock.release()
 
     def drop_spoilt(self, cluster_id: int, number: int) -> None:
-        """Take down the link `number`, unless somebody has done so and it is another one by now.
+        """`take_down` until it is."""
+        while not self.take_down(cluster_id, number):
+            self._pause(DROP_AGAIN_S)
 
-        Returns when it is down: until then its last transfer may still be writing, and the caller's blocks must not
-        be used for anything else. A link that does not go down holds this thread, and /health names it.
+    def take_down(self, cluster_id: int, number: int) -> bool:
+        """Try once to take down the link `number`, unless it is another one by now; whether it is down.
+
+        Until it is its last transfer may still be writing, and the caller's blocks must not be used for anything else.
         """
         with self._lock_of(cluster_id):
-            if self._linked.get(cluster_id) != number:
-                return
-            self._forget(cluster_id)
-            while not self._linker.unlink(cluster_id):
-                self._pause(DROP_AGAIN_S)
+            if self._linked.get(cluster_id) == number:
+                self._forget(cluster_id)
+            return cluster_id not in self._going_down or self._try_to_unlink(cluster_id)
 
     def _forget(self, cluster_id: int) -> None:
-        self._watcher.forget(cluster_id)
         with self._guard:
             self._linked.pop(cluster_id, None)
+            self._going_down.add(cluster_id)
+        self._watcher.forget(cluster_id)
+
+    def _try_to_unlink(self, cluster_id: int) -> bool:
+        """Under the peer's lock."""
+        try:
+            is_down = self._linker.unlink(cluster_id)
+        except Exception:  # then nobody knows: as if it had said no
+            logger.exception("unlinking %d", cluster_id)
+            is_down = False
+        if is_down:
+            with self._guard:
+                self._going_down.discard(cluster_id)
+        return is_down
 
     def _lock_of(self, cluster_id: int) -> threading.Lock:
         with self._guard:

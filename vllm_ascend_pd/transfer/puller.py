@@ -19,7 +19,7 @@ from vllm_ascend_pd.datadist.outcomes import PULL, Action, judge
 from vllm_ascend_pd.errors import PDError, PDUnreachableError
 from vllm_ascend_pd.transfer.choice import WayChooser
 from vllm_ascend_pd.transfer.clients import ClientTable
-from vllm_ascend_pd.transfer.links import LinkTable
+from vllm_ascend_pd.transfer.links import LinkTable, SpoiltLinkError
 from vllm_ascend_pd.transfer.loads import RankResult
 from vllm_ascend_pd.transfer.moving import Caches, Moved, PullFailedError, move
 from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
@@ -118,10 +118,36 @@ class PullWorkers:
                 continue
             try:
                 result = _execute(self._context, task, submitted)
+            except SpoiltLinkError as error:
+                self._wait_until_down(task, error)
+                continue
             except Exception as error:  # a rank that does not answer would hold the request's blocks for ever
                 logger.exception("request_id=%s: the pull failed unexpectedly", task.request_id)
                 result = _failed(self._context.rank, task, f"{type(error).__name__}: {error}")
             self._context.links_changed()
+            self._answers.put(result)
+
+    def _wait_until_down(self, task: PullTask, spoilt: SpoiltLinkError) -> None:
+        """In a thread of its own: the others' pulls go on. Only then are slots and blocks free again.
+
+        There is one at most for each link: nobody links to that rank before it is down.
+        """
+        slots = self._context.ways.take_withheld(spoilt.cluster_id)
+        result = _failed(self._context.rank, task, str(spoilt))
+        name = f"pd-unlink-{spoilt.cluster_id}"
+
+        def run() -> None:
+            self._context.bind_thread()
+            self._context.links.drop_spoilt(spoilt.cluster_id, spoilt.number)
+            self._context.ways.put_back(slots)
+            self._due.pop(name, None)
+            self._context.links_changed()
+            if spoilt.has_touched_blocks:
+                self._answers.put(result)
+
+        self._due[name] = time.monotonic() + STUCK_S
+        threading.Thread(target=run, name=name, daemon=True).start()
+        if not spoilt.has_touched_blocks:
             self._answers.put(result)
 
     def _drop(self, task: DropPeer) -> None:
@@ -160,6 +186,9 @@ def _execute(context: PullContext, task: PullTask, submitted: float) -> RankResu
     except PDUnreachableError as error:  # asking once more would only hold up other pulls
         context.clients.note_silence(task.control_host, task.control_port)
         return _failed(context.rank, task, f"unreachable: {error}")
+    except SpoiltLinkError:
+        _release_quietly(client, ident, context)
+        raise
     except PDError as error:
         _release_quietly(client, ident, context)
         return _failed(context.rank, task, str(error))
@@ -204,8 +233,9 @@ def _release_quietly(client: ControlClient, ident: dict[str, str], context: Pull
 def _pull(context: PullContext, task: PullTask, deadline: float) -> Moved:
     """What was moved. One relink when the link was spoilt by somebody else.
 
-    After a failure that leaves the link undefined this returns when the link is down: until then the transfer may
-    still be writing, and the answer would free the blocks.
+    Raises:
+        SpoiltLinkError: the link is undefined and did not go down at once: the transfer may still be writing, and an
+            answer would free the blocks.
     """
     source = _source_rank(task.ranks, context.rank)
     started = time.monotonic()
@@ -218,8 +248,10 @@ def _pull(context: PullContext, task: PullTask, deadline: float) -> Moved:
         except context.caches.module.LLMException as error:
             outcome = judge(PULL, error.status_code)
             if outcome.spoils:
-                context.links.drop_spoilt(source.cluster_id, number)
-                context.ways.release_withheld()
+                if not context.links.take_down(source.cluster_id, number):
+                    reason = f"pull: {error}"
+                    raise SpoiltLinkError(reason, source.cluster_id, number, has_touched_blocks=True) from error
+                context.ways.put_back(context.ways.take_withheld(source.cluster_id))
             if outcome.action is Action.RELINK and not has_relinked:
                 has_relinked = True
                 number = context.links.ensure(source, deadline)

@@ -12,6 +12,7 @@ import pytest
 from tests.unit.transfer.fakes import MODULE, Datadist, LLMException
 from vllm_ascend_pd.datadist.api import Way
 from vllm_ascend_pd.errors import PDUnreachableError
+from vllm_ascend_pd.transfer import links as links_module
 from vllm_ascend_pd.transfer.linking import Asker, LinkFailedError, OneSidedLinker, TwoSidedLinker
 from vllm_ascend_pd.transfer.links import LinkTable
 from vllm_ascend_pd.wire import Ack, DeviceAddress, LinkAsk, LinkEnd, LinkState, RankAddress, Refused
@@ -28,9 +29,11 @@ PEER = RankAddress(tp_rank=0, cluster_id=7, host="127.0.0.1", port=1, device=dev
 class Watcher:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int]] = []
+        self.is_good = True
 
-    def prepare(self, peer) -> None:
+    def prepare(self, peer) -> bool:
         self.calls.append(("prepare", peer.cluster_id))
+        return self.is_good
 
     def forget(self, cluster_id: int) -> None:
         self.calls.append(("forget", cluster_id))
@@ -111,6 +114,41 @@ def test_a_link_that_somebody_has_made_anew_is_not_dropped_by_who_used_the_old_o
     assert links.cluster_ids == [7]
     assert engine.names() == ["link", "unlink", "link"]
     assert watcher.calls == [("prepare", 7), ("forget", 7), ("prepare", 7)]
+
+
+def test_a_link_that_did_not_go_down_with_its_peer_still_holds_what_its_last_transfer_touched():
+    engine = Datadist()
+    links = LinkTable(engine, MODULE, "127.0.0.1", Watcher())
+    number = links.ensure(PEER, soon())
+    engine.unlink_codes = ["TIMEOUT", "UNLINK_FAILED", "TIMEOUT"]
+    links.drop([7])  # the peer has ended, and another thread's transfer is under way
+    assert links.cluster_ids == []
+    assert not links.take_down(7, number)
+    with pytest.raises(LinkFailedError, match="has not gone down yet"):
+        links.ensure(PEER, soon())
+    assert links.take_down(7, number)
+    assert engine.names() == ["link"] + ["unlink"] * 4
+    assert links.ensure(PEER, soon()) != number
+
+
+def test_a_failure_of_unlinking_that_nobody_foresaw_is_no_success():
+    engine = Datadist()
+    links = LinkTable(engine, MODULE, "127.0.0.1", Watcher())
+    number = links.ensure(PEER, soon())
+    unlink, engine.unlink_clusters = engine.unlink_clusters, None
+    assert not links.take_down(7, number)
+    engine.unlink_clusters = unlink
+    assert links.take_down(7, number)
+
+
+def test_a_peer_that_has_ended_is_left_to_the_thread_that_links_to_it(monkeypatch):
+    monkeypatch.setattr(links_module, "DROP_WAIT_S", 0.05)
+    engine = Datadist()
+    links = LinkTable(engine, MODULE, "127.0.0.1", Watcher())
+    links.ensure(PEER, soon())
+    with links._lock_of(7):
+        links.drop([7])
+    assert engine.names() == ["link"]
 
 
 def test_waiting_for_another_thread_that_links_ends_at_the_deadline():

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from tests.unit.transfer.fakes import BLOCK_BYTES, HELD, NUM_LAYERS, Clock, LLMException, Rank, make_task
+from tests.unit.transfer.fakes import BLOCK_BYTES, CACHES_HASH, HELD, NUM_LAYERS, Clock, LLMException, Rank, make_task
 from vllm_ascend_pd.errors import PDUnreachableError
 from vllm_ascend_pd.transfer import linking, moving, puller
 from vllm_ascend_pd.transfer import links as links_module
@@ -76,15 +77,53 @@ def test_the_blocks_of_a_spoilt_pull_are_not_answered_for_before_its_link_is_dow
     rank.datadist.unlink_codes = ["TIMEOUT", "UNLINK_FAILED"]
     assert not rank.pull().ok
     assert rank.datadist.names() == ["link", "unlink", "unlink", "unlink"]
-    assert len(pauses) == 2
+    assert len(pauses) == 1  # the first try is the pull thread's own
+
+
+def test_a_link_that_does_not_go_down_holds_up_its_own_request_alone(rank: Rank, monkeypatch):
+    may_go = threading.Event()
+    monkeypatch.setattr(rank.workers._context.links, "_pause", lambda seconds: may_go.wait(10))
+    monkeypatch.setattr(puller, "STUCK_S", -1.0)
+    rank.datadist.pull_errors = [LLMException("TIMEOUT")]
+    rank.datadist.unlink_codes = ["TIMEOUT"] * 3
+    rank.workers.submit(make_task())
+    other = RankAddress(tp_rank=0, cluster_id=8, host="127.0.0.1", port=3, caches=CACHES_HASH)
+    assert rank.pull(ranks=(other,)).ok  # one pull thread only, and it is free
+    refused = rank.pull()
+    assert "has not gone down yet" in refused.reason
+    rank.workers.submit(DropPeer((7,)))
+    assert rank.pull(ranks=(other,)).ok
+    assert "stuck: thread pd-unlink-7" in rank.workers.find_problems()
+    may_go.set()
+    assert rank.answer().reason == "pull: TIMEOUT"
+    assert "stuck: thread pd-unlink-7" not in rank.workers.find_problems()
 
 
 def test_staging_slots_come_back_when_the_spoilt_link_is_down(rank: Rank, monkeypatch):
     seen = []
-    monkeypatch.setattr(rank.workers._context.ways, "release_withheld", lambda: seen.append(rank.datadist.names()))
+    ways = rank.workers._context.ways
+    monkeypatch.setattr(ways, "take_withheld", lambda cluster_id: [cluster_id])
+    monkeypatch.setattr(ways, "put_back", lambda slots: seen.append((slots, rank.datadist.names())))
     rank.datadist.pull_errors = [LLMException("TIMEOUT")]
     rank.pull()
-    assert seen == [["link", "unlink"]]
+    assert seen == [([7], ["link", "unlink"])]
+
+
+def test_a_link_whose_measuring_ended_undefined_is_taken_down_before_its_slots_are_used(rank: Rank, monkeypatch):
+    seen = []
+    ways = rank.workers._context.ways
+    monkeypatch.setattr(ways, "prepare", lambda peer: False)
+    monkeypatch.setattr(ways, "take_withheld", lambda cluster_id: [cluster_id])
+    monkeypatch.setattr(ways, "put_back", lambda slots: seen.append((slots, rank.datadist.names())))
+    result = rank.pull()
+    assert (result.ok, "measuring it ended undefined" in result.reason) == (False, True)
+    monkeypatch.setattr(ways, "prepare", lambda peer: True)
+    for _ in range(100):
+        if seen:
+            break
+        time.sleep(0.05)
+    assert seen == [([7], ["link", "unlink"])]
+    assert rank.pull().ok
 
 
 def test_a_refused_argument_leaves_the_link(rank: Rank):
@@ -161,10 +200,13 @@ def test_a_drop_that_fails_does_not_end_the_thread(rank: Rank, monkeypatch: pyte
     def broken(*_):
         raise OSError("x")
 
+    unlink = rank.datadist.unlink_clusters
     monkeypatch.setattr(rank.datadist, "unlink_clusters", broken)
     rank.workers.submit(DropPeer((7,)))
-    assert rank.pull().ok
+    assert "has not gone down yet" in rank.pull().reason
     assert rank.workers.find_problems() == []
+    monkeypatch.setattr(rank.datadist, "unlink_clusters", unlink)
+    assert rank.pull().ok
 
 
 # ---------------------------------------------------------------- slices and deadlines

@@ -53,7 +53,7 @@ class StagedPuller:
         self._copier = copier
         self._manager = manager
         self._module = module
-        self._withheld = threading.local()  # slots, by the pull thread that they failed in
+        self._withheld = threading.local()  # slots by cluster id, of the pull thread that they failed in
         self._asker = ThreadPoolExecutor(buffer.num_slots, "pd-stage-ask")
 
     def close(self) -> None:
@@ -78,13 +78,13 @@ class StagedPuller:
         return times
 
     @contextmanager
-    def _slot(self, deadline: float) -> Iterator[int]:
+    def _slot(self, deadline: float, cluster_id: int) -> Iterator[int]:
         """A slot that this thread keeps after a failure that leaves its link undefined: bytes may still be coming."""
         kept: list[int] = []
 
         def keeps(error: BaseException) -> bool:
             if isinstance(error, self._module.LLMException) and judge(PULL, error.status_code).spoils:
-                self._withheld.slots = [*getattr(self._withheld, "slots", ()), kept[0]]
+                self._withheld_here().setdefault(cluster_id, []).append(kept[0])
                 return True
             return False
 
@@ -92,11 +92,20 @@ class StagedPuller:
             kept.append(slot)
             yield slot
 
-    def release_withheld(self) -> None:
-        """The link that this thread's last transfer failed over is down: its slots may be used again."""
-        slots, self._withheld.slots = getattr(self._withheld, "slots", ()), []
+    def take_withheld(self, cluster_id: int) -> list[int]:
+        """The slots that this thread keeps because of that link: they are the caller's now."""
+        return self._withheld_here().pop(cluster_id, [])
+
+    def put_back(self, slots: Sequence[int]) -> None:
+        """The link that they were kept for is down: they may be used again."""
         for slot in slots:
             self._buffer.put(slot)
+
+    def _withheld_here(self) -> dict[int, list[int]]:
+        if not hasattr(self._withheld, "slots"):
+            self._withheld.slots = {}
+        slots: dict[int, list[int]] = self._withheld.slots
+        return slots
 
     def _take(
         self,
@@ -110,7 +119,7 @@ class StagedPuller:
         client, cluster_id = link
         if time.monotonic() > deadline:
             raise StagingError("deadline: too little lease time was left for the next slot")
-        with self._slot(deadline) as slot:
+        with self._slot(deadline, cluster_id) as slot:
             self._move(chunk, answer, slot, cluster_id, times)
             self._free(extract_id, client, deadline)
             started = time.monotonic()
@@ -170,7 +179,7 @@ class StagedPuller:
     def measure(self, client: ControlClient, cluster_id: int) -> LinkModel:
         """Probe a new link: some 8 MiB are read, their bytes are dropped. Raises as `pull`."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
-        with self._slot(deadline) as slot:
+        with self._slot(deadline, cluster_id) as slot:
             first = slot * GRANULES_PER_SLOT
             spread = [2 * i for i in range(PROBE_PIECES)]
             large = list(range(PROBE_LARGE_BYTES // GRANULE_BYTES))
