@@ -158,7 +158,7 @@ def _check_override(facts: PairingFacts) -> Verdict | None:
 
 def _check_vllm_ascend(facts: PairingFacts) -> Verdict:
     name, seen = "vllm-ascend", facts.vllm_ascend or "not installed"
-    install = f"install vllm-ascend=={VLLM_ASCEND} (the wheel of this host's chip)"
+    install = f"build vllm-ascend=={VLLM_ASCEND} from its sdist with SOC_VERSION set, or use its image for this chip"
     if facts.vllm_ascend is None:
         return Verdict(name, "fail", seen, install)
     if _public(facts.vllm_ascend) == VLLM_ASCEND:
@@ -178,8 +178,8 @@ def _check_chip(facts: PairingFacts) -> Verdict | None:
             name,
             "fail",
             "vllm_ascend/_build_info.py is missing",
-            "vllm-ascend was not built or installed for any chip: install its wheel for this host's chip, or build "
-            "its sdist with SOC_VERSION set",
+            "vllm-ascend was not built for any chip: use its image for this host's chip, or build its sdist with "
+            "SOC_VERSION set",
         )
     if host is None:
         return Verdict(
@@ -190,7 +190,7 @@ def _check_chip(facts: PairingFacts) -> Verdict | None:
             name,
             "fail",
             f"vllm-ascend is built for {built}, this host has {host}",
-            f"the package index has the A2 wheel only: install vllm-ascend's wheel or image for {host}",
+            f"use vllm-ascend's image for {host}, or build its sdist with SOC_VERSION for that chip",
         )
     if host not in CHIPS:
         return Verdict(name, "fail", host, f"prefill/decode is for {' and '.join(CHIPS)}: run without --pd-role")

@@ -24,7 +24,7 @@ def allowed_ports(listen_port: int) -> range:
     """Where an instance looks for free ports: after `--pd-listen`'s port, or the default range when that is 0.
 
     Raises:
-        PDConfigError: the range would meet CANN's.
+        PDConfigError: the range would meet CANN's, or is empty.
     """
     if not listen_port:
         return DEFAULT_PORTS
@@ -34,6 +34,11 @@ def allowed_ports(listen_port: int) -> range:
             f"--pd-listen: port {listen_port}: on hosts with NPUs the data plane takes ports {found.start + 1} to "
             f"{found.stop - 1}, and CANN's transports those from {TAKEN_BY_CANN.start} to {TAKEN_BY_CANN.stop - 1}; "
             f"use a port below {TAKEN_BY_CANN.start - PORTS_PER_INSTANCE - 1} or from {TAKEN_BY_CANN.stop} on"
+        )
+    if len(found) < 2:
+        raise PDConfigError(
+            f"--pd-listen: port {listen_port}: on hosts with NPUs the data plane takes the ports after it, and there are "
+            f"none; use a port of at most {(1 << 16) - 1 - PORTS_PER_INSTANCE}"
         )
     return found[1:]
 

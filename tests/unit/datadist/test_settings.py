@@ -138,6 +138,12 @@ def test_a_listen_port_near_canns_is_refused(port, is_allowed):
             allowed_ports(port)
 
 
+def test_a_port_with_none_after_it_is_refused_by_name():
+    with pytest.raises(PDConfigError, match="--pd-listen: port 65535.*there are none"):
+        pick_port("127.0.0.1", 65535)
+    assert list(allowed_ports(65534)) == [65535]
+
+
 def test_ranks_begin_apart_and_try_every_port_once():
     first = [next(candidates(0, rank)) for rank in range(16)]
     assert len(set(first)) == 16

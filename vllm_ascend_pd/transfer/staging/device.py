@@ -68,7 +68,7 @@ class DeviceCopier:
                 self._order.wait_on_stream()
                 for tensors, ids, start, stop in self._launches(parts, slot):
                     events.append(operation(tensors, ids, self._staging[start:stop]))
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:  # whatever it is (a kernel that does not compile): what was launched runs on
             errors.append(error)
         for event in events:  # a launch cannot be called back: the slot and the blocks are in use until it is over
             try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory staging and links take. Pure; for whoever sizes KV caches, and for the doctor."""
+"""How much memory staging and links take (asks which data plane is there); for whoever sizes KV caches, and for the doctor."""
 
 from __future__ import annotations
 
