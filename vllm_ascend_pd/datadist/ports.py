@@ -37,8 +37,8 @@ def allowed_ports(listen_port: int) -> range:
         )
     if len(found) < 2:
         raise PDConfigError(
-            f"--pd-listen: port {listen_port}: on hosts with NPUs the data plane takes the ports after it, and there are "
-            f"none; use a port of at most {(1 << 16) - 1 - PORTS_PER_INSTANCE}"
+            f"--pd-listen: port {listen_port}: on hosts with NPUs the data plane takes the ports after it, and there "
+            f"are none; use a port of at most {(1 << 16) - 1 - PORTS_PER_INSTANCE}"
         )
     return found[1:]
 

@@ -47,7 +47,8 @@ def discover(
     Args:
         system: another machine than this one (tests).
         only: logical ids to look at; the tools are asked about these alone.
-        server_id: what names this host in rank tables; default: its address, which pods of one host without host networking do not share.
+        server_id: what names this host in rank tables; default: its address, which pods
+            without host networking do not share.
         network: which address: of the super node's network (A3) or of the chip's own port; auto: HCCS where there is
             one.
         require_ip: False where all links stay within one server.

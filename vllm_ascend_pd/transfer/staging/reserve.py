@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory staging and links take (asks which data plane is there); for whoever sizes KV caches, and for the doctor."""
+"""How much memory staging and links take: for whoever sizes KV caches, and for the doctor. Asks which data plane is
+there."""
 
 from __future__ import annotations
 
