@@ -208,6 +208,8 @@ class TwoSidedLinker:
         if device is None or peer.device is None:
             side = "decode" if device is None else "prefill"
             raise LinkFailedError(f"{_name(peer)}: the {side} rank's device is not known, and its rank table needs it")
+        if not self.unlink(peer.cluster_id):  # what an earlier try left: its memory would never be given back
+            raise LinkFailedError(f"{_name(peer)}: what an earlier try began has not ended yet")
         until = min(deadline, time.monotonic() + TWO_SIDED_LIMIT_S)
         try:
             table = build_pair_table(peer.device, device)

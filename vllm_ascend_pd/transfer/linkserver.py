@@ -233,6 +233,8 @@ def _replaces(later: LinkAsk, earlier: LinkAsk) -> bool:
         return True
     if later.device is None or earlier.device is None:
         return False
+    if later.device.device_ip and earlier.device.device_ip:  # server_id is a host's address: two pods may share one
+        return later.device.device_ip == earlier.device.device_ip
     return (later.device.server_id, later.device.physical_id) == (earlier.device.server_id, earlier.device.physical_id)
 
 

@@ -287,6 +287,19 @@ def test_a_link_that_stays_in_preparation_ends_at_the_deadline():
     assert engine.verbs() == ["link", "unlink"]
 
 
+def test_what_an_earlier_try_began_is_ended_before_another_begins():
+    engine, prefill = TwoSided("FAILED", "OK"), Prefill("preparing", "preparing", "linked")
+    linker, _ = make_two_sided(engine, prefill)
+    engine.unlink_error = LLMException("UNLINK_FAILED")
+    for message in ("FAILED", "what an earlier try began has not ended yet"):
+        with pytest.raises(LinkFailedError, match=message):
+            linker.link(PEER, soon())
+    assert engine.verbs() == ["link", "unlink", "unlink"]
+    engine.unlink_error = None
+    linker.link(PEER, soon())
+    assert engine.verbs() == ["link", "unlink", "unlink", "unlink", "link"]
+
+
 @pytest.mark.parametrize(("code", "is_gone"), [("NOT_YET_LINK", True), ("UNLINK_FAILED", False)])
 def test_a_two_sided_link_is_gone_when_it_is_unknown_or_unlinked(code, is_gone):
     engine, prefill = TwoSided(), Prefill("preparing", "linked")

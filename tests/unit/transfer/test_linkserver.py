@@ -11,6 +11,7 @@ import threading
 import time
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from tests.unit.transfer.fakes import MODULE, LLMException
@@ -208,6 +209,25 @@ def test_a_later_process_on_the_same_device_replaces_the_link(make_world):
     assert world.prefill[0].unlinked == [1]
     assert world.servers[0].num_links == 1
     assert ask(world, "a").state == "ended"
+
+
+@pytest.mark.parametrize(
+    ("server_id", "device_ip", "is_same"),
+    [
+        ("172.17.0.2", "10.1.0.9", False),
+        ("10.0.0.7", "10.1.0.3", True),
+        ("10.0.0.1", "", True),
+        ("10.0.0.7", "", False),
+    ],
+)
+def test_a_device_is_known_by_its_own_address_where_it_has_one(server_id: str, device_ip: str, is_same: bool):
+    first = device(3) if device_ip else msgspec.structs.replace(device(3), device_ip="")
+    if server_id == "172.17.0.2":  # two hosts whose containers have one address
+        first = msgspec.structs.replace(first, server_id=server_id)
+    later = msgspec.structs.replace(device(3), server_id=server_id, device_ip=device_ip)
+    common = {"way": "hixl", "peer_cluster_id": 1}
+    earlier = LinkAsk(link_id="a", cluster_id=10, device=first, **common)
+    assert linkserver._replaces(LinkAsk(link_id="b", cluster_id=30, device=later, **common), earlier) is is_same
 
 
 def test_a_full_rank_refuses_by_count(make_world, monkeypatch):
