@@ -28,7 +28,7 @@ from tools.installer import Installer, find_installer
 
 LANE: Final = "ascend-cpu"
 RECIPE: Final = "1"  # raise it when this file installs something differently
-TEST_TOOLS: Final = ("pytest", "pytest-asyncio", "pytest-timeout")  # their versions are pyproject's
+TEST_TOOLS: Final = ("hypothesis", "pytest", "pytest-asyncio", "pytest-timeout")  # their versions are pyproject's
 # torch's CUDA build, which is all that the package index has for x86-64, does not load these at import. Without triton
 # vLLM also runs as it does beside torch's CPU build, which brings none.
 LEFT_OUT: Final = ("triton", "nvidia-cusolver", "nvidia-cuda-nvrtc", "nvidia-nvtx")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
+import sys
 import zipfile
 
 import pytest
@@ -13,6 +15,9 @@ from tools.ascend_cpu import __main__ as command
 from tools.ascend_cpu import env
 from tools.cache import CacheError
 from tools.fork.lanes import load_lanes
+from tools.setup_env import ROOT
+
+BROUGHT_BY_VLLM = {"msgspec", "numpy", "setuptools", "torch", "transformers", "zmq"}
 
 
 class World:
@@ -102,3 +107,15 @@ def test_the_lanes_of_the_oracle_suite_are_those_of_the_fork():
     assert find_lane("0.23.0+pd.1.ascend.cpu").name == "ascend-cpu"
     with pytest.raises(RuntimeError, match="0.1.0.cpu is installed"):
         find_lane("0.1.0+cpu")
+
+
+def test_it_has_every_package_that_the_suite_imports():
+    sources = [path for part in command.SUITE for path in (ROOT / part).rglob("*.py")]
+    found = set()
+    for node in (node for path in sources for node in ast.walk(ast.parse(path.read_text()))):
+        if isinstance(node, ast.Import):
+            found |= {name.name.partition(".")[0] for name in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(str(node.module).partition(".")[0])
+    ours = {"tests", "tools", "vllm", "vllm_ascend_pd"}
+    assert found - set(sys.stdlib_module_names) - ours - BROUGHT_BY_VLLM <= set(env.TEST_TOOLS)
