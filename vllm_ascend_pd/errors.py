@@ -19,6 +19,10 @@ class PDConfigError(PDError, ValueError):
     """A flag, variable or combination is wrong. Action: change what the message names and start again."""
 
 
+class PDPortTakenError(PDConfigError):
+    """Another process listens on the port. Action: as its base's; a port of ours to choose is tried no further."""
+
+
 class PDUnreachableError(PDError):
     """A peer or the engine core does not answer. Action: check that it runs and that the address is right."""
 

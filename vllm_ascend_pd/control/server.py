@@ -33,7 +33,7 @@ from vllm_ascend_pd.control.endpoint import (
 )
 from vllm_ascend_pd.control.outbox import Outbox
 from vllm_ascend_pd.control.zap import ZapGate
-from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.errors import PDConfigError, PDPortTakenError
 from vllm_ascend_pd.secret import Secret
 from vllm_ascend_pd.wire import MAX_FRAME_BYTES, Answer, LocalMessage, PeerMessage, Refused
 
@@ -194,7 +194,8 @@ class ControlServer:
         try:
             sock.bind(join_tcp(literal, "*" if port in ("0", "*") else port))
         except zmq.ZMQError as error:
-            raise PDConfigError(_bind_problem(host, port, error)) from error
+            kind = PDPortTakenError if error.errno == errno.EADDRINUSE else PDConfigError
+            raise kind(_bind_problem(host, port, error)) from error
         self.peer_port = int(split_tcp(sock.getsockopt_string(zmq.LAST_ENDPOINT))[1])
         return _Plane("peer", sock, msgspec.msgpack.Decoder(PeerMessage))
 

@@ -11,7 +11,7 @@ from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listenin
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
 from vllm_ascend_pd.datadist.environment import describe_data_plane
 from vllm_ascend_pd.datadist.pair_table import own_device
-from vllm_ascend_pd.datadist.ports import pick_port
+from vllm_ascend_pd.datadist.ports import bind_first
 from vllm_ascend_pd.datadist.settings import (
     DataPlaneSettings,
     bind_thread,
@@ -30,6 +30,7 @@ __all__ = [
     "Way",
     "bind_thread",
     "build_options",
+    "bind_first",
     "choose_way",
     "describe_data_plane",
     "link_counts",
@@ -38,6 +39,5 @@ __all__ = [
     "listening_port",
     "load",
     "own_device",
-    "pick_port",
     "start",
 ]

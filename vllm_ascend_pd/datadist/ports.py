@@ -10,9 +10,11 @@ from __future__ import annotations
 import errno
 import socket
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, TypeVar
 
-from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.errors import PDConfigError, PDPortTakenError
+
+Bound = TypeVar("Bound")
 
 TAKEN_BY_CANN: Final = range(20000, 36000)  # Source: ascend.md §2.4
 DEFAULT_PORTS: Final = range(18000, 20000)
@@ -64,14 +66,17 @@ def is_free(host: str, port: int) -> bool:
     return True
 
 
-def pick_port(host: str, listen_port: int = 0, offset: int = 0, can_bind: Callable[[str, int], bool] = is_free) -> int:
-    """A port that was free a moment ago. Raises PDConfigError when all are taken, or the host is not ours."""
-    try:
-        for port in candidates(listen_port, offset):
-            if can_bind(host, port):
-                return port
-    except OSError as error:
-        raise PDConfigError(f"--pd-listen: {host} cannot be listened on: {error}") from error
+def bind_first(bind: Callable[[int], Bound], host: str, listen_port: int = 0, offset: int = 0) -> Bound:
+    """What `bind(port)` returns for the first allowed port that nobody has; bound at once, so that nobody can take it.
+
+    Raises:
+        PDConfigError: all are taken; or what `bind` raises, but for PDPortTakenError.
+    """
+    for port in candidates(listen_port, offset):
+        try:
+            return bind(port)
+        except PDPortTakenError:
+            continue
     ports = allowed_ports(listen_port)
     raise PDConfigError(
         f"--pd-listen: no free port on {host} from {ports.start} to {ports.stop - 1}; name another port to begin at"

@@ -11,7 +11,7 @@ from typing import Any
 
 from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.control.server import ControlServer, Reply
-from vllm_ascend_pd.datadist import describe_data_plane, load, pick_port
+from vllm_ascend_pd.datadist import bind_first, describe_data_plane, load
 from vllm_ascend_pd.engine.caches import describe_groups
 from vllm_ascend_pd.engine.decode import DecodeHalf
 from vllm_ascend_pd.engine.prefill import PrefillHalf
@@ -93,17 +93,22 @@ class SchedulerHalf:
         self.server = self._start_server(handlers, secret)
 
     def _start_server(self, handlers: Mapping[type, Callable[[Any, Reply], object]], secret: Secret) -> ControlServer:
-        peer_endpoint = None
-        if self.prefill is not None:
-            host = self.config.listen_host
-            literal = f"[{host}]" if ":" in host else host
-            any_port = "*" if self._module.name == "host" else pick_port("0.0.0.0")  # away from CANN's ports
-            peer_endpoint = f"tcp://{literal}:{self.config.listen_port or any_port}"
-        server = ControlServer(self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick)
-        server.start()
-        if self.prefill is not None:
-            self.prefill.peer_port = server.peer_port
-            logger.info("pd prefill: control address %s:%d", self.config.advertise_host, server.peer_port)
+        host, port = self.config.listen_host, self.config.listen_port
+        literal = f"[{host}]" if ":" in host else host
+
+        def serve(peer_endpoint: str | None) -> ControlServer:
+            server = ControlServer(self.config.core_address, peer_endpoint, secret, handlers, tick=self._tick)
+            server.start()
+            return server
+
+        if self.prefill is None:
+            return serve(None)
+        if port or self._module.name == "host":
+            server = serve(f"tcp://{literal}:{port or '*'}")
+        else:  # away from CANN's ports
+            server = bind_first(lambda port: serve(f"tcp://{literal}:{port}"), host)
+        self.prefill.peer_port = server.peer_port
+        logger.info("pd prefill: control address %s:%d", self.config.advertise_host, server.peer_port)
         return server
 
     def _tick(self) -> float | None:

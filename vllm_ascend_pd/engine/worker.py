@@ -11,9 +11,9 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_ascend_pd import datadist
 from vllm_ascend_pd.config import PDConfig, PDRole
@@ -37,6 +37,8 @@ from vllm_ascend_pd.transfer.tasks import DropPeer, PullTask
 from vllm_ascend_pd.wire import RankAddress
 
 logger = logging.getLogger(__name__)
+
+Served = TypeVar("Served", StageServer, LinkServer)
 
 
 class WorkerHalf:
@@ -180,24 +182,25 @@ class WorkerHalf:
         """Prefill: what decode ranks ask this rank for. On a device, at ports that CANN does not take."""
         folder, host = self._config.runtime_dir, plane.host
         on_device = plane.module.name != "host"
+        first = plane.device.physical_id if plane.device is not None else plane.device_index  # ranks look apart
 
-        def pick() -> int:
-            return datadist.pick_port(host, self._config.listen_port, plane.device_index) if on_device else 0
+        def serve_stage(port: int) -> StageServer:
+            assert staging is not None
+            endpoint = (f"{folder}/stage{self._rank}.sock", host, port)
+            return StageServer(staging.buffer, layout, staging.copier, self._secret, endpoint)
+
+        def serve_links(port: int) -> LinkServer:
+            endpoint = (f"{folder}/link{self._rank}.sock", host, port)
+            bind_thread = self._order.bind_thread
+            return LinkServer(plane.engine, plane.module, plane.way, plane.device, self._secret, endpoint, bind_thread)
+
+        def find_port(serve: Callable[[int], Served]) -> Served:
+            return datadist.bind_first(serve, host, self._config.listen_port, first)
 
         if staging is not None:
-            endpoint = (f"{folder}/stage{self._rank}.sock", host, pick())
-            self._stage_server = StageServer(staging.buffer, layout, staging.copier, self._secret, endpoint)
+            self._stage_server = find_port(serve_stage) if on_device else serve_stage(0)
         if on_device:
-            endpoint = (f"{folder}/link{self._rank}.sock", host, pick())
-            self._link_server = LinkServer(
-                plane.engine,
-                plane.module,
-                plane.way,
-                plane.device,
-                self._secret,
-                endpoint,
-                bind_thread=self._order.bind_thread,
-            )
+            self._link_server = find_port(serve_links)
 
     def _context(self, plane: DataPlane, caches: Caches, staging: Staging | None) -> PullContext:
         module, clients = plane.module, ClientTable(self._secret)

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
-import errno
 import socket
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_ascend_pd import datadist
+from vllm_ascend_pd.control.server import ControlServer
 from vllm_ascend_pd.datadist import DataPlaneSettings, Way, ports, settings
-from vllm_ascend_pd.datadist.ports import TAKEN_BY_CANN, allowed_ports, candidates, is_free, pick_port
+from vllm_ascend_pd.datadist.ports import TAKEN_BY_CANN, allowed_ports, bind_first, candidates, is_free
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
-from vllm_ascend_pd.errors import PDConfigError
+from vllm_ascend_pd.errors import PDConfigError, PDPortTakenError
+from vllm_ascend_pd.secret import Secret
 
 HOST = datadist.load("host")
 CANN = SimpleNamespace(name="cann", LLMConfig=HOST.LLMConfig, LLMException=LLMException)
@@ -140,7 +142,7 @@ def test_a_listen_port_near_canns_is_refused(port, is_allowed):
 
 def test_a_port_with_none_after_it_is_refused_by_name():
     with pytest.raises(PDConfigError, match="--pd-listen: port 65535.*there are none"):
-        pick_port("127.0.0.1", 65535)
+        bind_first(int, "127.0.0.1", 65535)
     assert list(allowed_ports(65534)) == [65535]
 
 
@@ -158,17 +160,40 @@ def test_a_port_is_free_when_it_can_be_bound():
     assert is_free("127.0.0.1", port)
 
 
-def test_pick_port_says_what_is_wrong():
-    assert pick_port("h", 0, 0, lambda _, port: port == 19999) == 19999
-    with pytest.raises(PDConfigError, match="no free port on h from 18000 to 19999"):
-        pick_port("h", 0, 0, lambda *_: False)
+def test_the_first_port_that_can_be_bound_is_kept_and_what_is_wrong_is_said():
+    def bind_the_last(port):
+        if port != 19999:
+            raise PDPortTakenError("taken")
+        return port
 
-    def not_ours(*_):
-        raise OSError(errno.EADDRNOTAVAIL, "not ours")
+    assert bind_first(bind_the_last, "h") == 19999
+    with pytest.raises(PDConfigError, match="no free port on h from 101 to 300"):
+        bind_first(bind_the_last, "h", 100)
 
-    with pytest.raises(PDConfigError, match="h cannot be listened on"):
-        pick_port("h", 0, 0, not_ours)
+    def not_ours(_):
+        raise PDConfigError("this machine has no such address")
+
+    with pytest.raises(PDConfigError, match="no such address"):
+        bind_first(not_ours, "h")
     assert ports.STEP > 1
+
+
+def test_servers_that_start_at_the_same_moment_get_ports_of_their_own(tmp_path):
+    def serve(number):
+        def bind(port):
+            server = ControlServer(str(tmp_path / f"{number}.sock"), f"tcp://127.0.0.1:{port}", Secret(b"s" * 32), {})
+            server.start()
+            return server
+
+        return bind_first(bind, "127.0.0.1")
+
+    with ThreadPoolExecutor(8) as pool:
+        servers = list(pool.map(serve, range(8)))
+    try:
+        assert len({server.peer_port for server in servers}) == 8
+    finally:
+        for server in servers:
+            server.close()
 
 
 # ---------------------------------------------------------------- devices and memory

@@ -17,7 +17,7 @@ from tools.cache import CacheError
 from tools.fork.lanes import load_lanes
 from tools.setup_env import ROOT
 
-BROUGHT_BY_VLLM = {"msgspec", "prometheus_client", "setuptools", "torch", "zmq"}
+BROUGHT_BY_VLLM = {"msgspec", "prometheus_client", "setuptools", "torch", "transformers", "zmq"}
 
 
 class World:

@@ -80,8 +80,11 @@ class Rank:
                 for block in range(NUM_BLOCKS):
                     ctypes.memmove(address + block * BLOCK_BYTES, block_of(cluster_id, layer, block), BLOCK_BYTES)
             path = f"{folder}/link{os.getpid()}.sock"
-            port = datadist.pick_port(HOST, 0, 50 + physical_id)
-            self.server = LinkServer(self.engine, self.module, way, self.device, SECRET, (path, HOST, port))
+            self.server = datadist.bind_first(
+                lambda port: LinkServer(self.engine, self.module, way, self.device, SECRET, (path, HOST, port)),
+                HOST,
+                offset=50 + physical_id,
+            )
         else:
             self._make_links()
 
