@@ -66,9 +66,7 @@ def merge_step_output(scheduler: Any, output: Any) -> Any:
     finished = []
     if half.decode is not None:
         finished = half.decode.step_ended([result for part in parts for result in part.rank_results])
-    # 0.23.0 asks the scheduler half for stats only when a worker had some.
-    asks_itself = hasattr(scheduler, "_handle_failed_recving") or getattr(output, "kv_connector_stats", None)
-    stats = None if asks_itself else scheduler.connector.get_kv_connector_stats()
+    stats = _stats_for_0230(scheduler, half, output)
     finished = [item for item in finished if _waits_for_word(scheduler, item.request_id)]
     if not finished and stats is None:
         return output
@@ -82,6 +80,18 @@ def merge_step_output(scheduler: Any, output: Any) -> Any:
         if not item.ok and not item.aborted:
             _fail_load(scheduler, output, item.request_id)
     return output
+
+
+def _stats_for_0230(scheduler: Any, half: Any, output: Any) -> Any | None:
+    """Our counts, where upstream does not ask for them: 0.23.0 does only when a worker had some.
+
+    Its in-process client drops the statistics of a step that answers nobody, so they wait for one that does.
+    """
+    if hasattr(scheduler, "_handle_failed_recving") or getattr(output, "kv_connector_stats", None):
+        return None
+    if half.is_in_process and not any(r.num_computed_tokens >= r.num_tokens for r in scheduler.running):
+        return None
+    return scheduler.connector.get_kv_connector_stats()
 
 
 def _waits_for_word(scheduler: Any, request_id: str) -> bool:

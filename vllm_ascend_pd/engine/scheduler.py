@@ -56,6 +56,7 @@ class SchedulerHalf:
         self._worker_problems: dict[int, list[str]] = {}  # by rank, as of the last step
         self._links: dict[int, list[dict[str, Any]]] = {}  # decode: rank -> its links, as of the last step
         self._pool: Any = None
+        self.is_in_process = True  # no engine core process: until somebody says how to wake one
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
         self._module = load()
@@ -145,6 +146,7 @@ class SchedulerHalf:
         half = self.prefill or self.decode
         assert half is not None
         half.wake = wake
+        self.is_in_process = False
 
     def note_workers(self, metas: Iterable[Any]) -> None:
         """What the ranks say of themselves with a step. New dicts: the control thread reads the old ones."""

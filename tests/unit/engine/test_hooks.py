@@ -83,7 +83,7 @@ class World:
         module.KVConnectorOutput = self.output
         monkeypatch.setitem(sys.modules, "vllm.v1.outputs", module)
         self.scheduler = SimpleNamespace(
-            connector=Multi(connector) if multi else connector, requests={}, failed_recving_kv_req_ids=set()
+            connector=Multi(connector) if multi else connector, requests={}, running=[], failed_recving_kv_req_ids=set()
         )
         if release == "0.32.0":
             self.scheduler._handle_failed_recving = None
@@ -109,6 +109,7 @@ class World:
 def bare_half(**values: Any) -> SchedulerHalf:
     """A SchedulerHalf without its threads."""
     half = object.__new__(SchedulerHalf)
+    half.is_in_process = False
     half._worker_problems, half._links, half.prefill, half.decode, half._pool = {}, {}, None, None, None
     for name, value in values.items():
         setattr(half, name, value)
@@ -209,6 +210,16 @@ def test_0230_gets_our_counts_in_the_shape_of_its_connector(monkeypatch, multi: 
     world.d.stats.count("bytes", 5)
     stats = world.step().kv_connector_stats
     assert stats == ({"DataDistConnector": {"bytes": 5}} if multi else {"bytes": 5})
+
+
+def test_0230_in_process_counts_wait_for_a_step_that_answers_somebody(monkeypatch):
+    world = World("0.23.0", monkeypatch)
+    world.half.is_in_process = True
+    world.d.stats.count("bytes", 5)
+    assert world.step() is None
+    for num_computed, expected in ((9, None), (10, {"bytes": 5}), (11, None)):
+        world.scheduler.running = [SimpleNamespace(num_computed_tokens=num_computed, num_tokens=10)]
+        assert getattr(world.step(), "kv_connector_stats", None) == expected
 
 
 def test_0230_counts_are_not_taken_where_upstream_takes_them_itself(monkeypatch):
