@@ -36,6 +36,7 @@ RUN --mount=type=bind,source=docker/install.sh,target=/docker/install.sh \
     --mount=type=bind,from=wheel-cpu,source=/dist,target=/dist \
     /docker/install.sh /dist
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh cpu
+ARG CPU_BASE
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="vllm-ascend-pd" \
@@ -43,7 +44,7 @@ LABEL org.opencontainers.image.title="vllm-ascend-pd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="docker.io/library/debian:bookworm-slim"
+      org.opencontainers.image.base.name="${CPU_BASE}"
 ENV HOME=/home/vllm USER=vllm LOGNAME=vllm PYTHONUNBUFFERED=1
 WORKDIR /home/vllm
 USER ${PD_UID}:0
@@ -71,6 +72,7 @@ ARG TRITON_ASCEND_VERSION=3.2.2
 RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910b1
 ENV HOME=/home/vllm USER=vllm LOGNAME=vllm PYTHONUNBUFFERED=1 TASK_QUEUE_ENABLE=1 OMP_NUM_THREADS=1
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh ascend
+ARG A2_BASE
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="vllm-ascend-pd" \
@@ -78,7 +80,7 @@ LABEL org.opencontainers.image.title="vllm-ascend-pd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="quay.io/ascend/cann:9.1.0-910b-ubuntu22.04-py3.12"
+      org.opencontainers.image.base.name="${A2_BASE}"
 WORKDIR /home/vllm
 USER ${PD_UID}:0
 EXPOSE 8000
@@ -105,6 +107,7 @@ ARG TRITON_ASCEND_VERSION=3.2.2
 RUN --mount=type=bind,source=docker/install-ascend.sh,target=/docker/install-ascend.sh /docker/install-ascend.sh ascend910_9391
 ENV HOME=/home/vllm USER=vllm LOGNAME=vllm PYTHONUNBUFFERED=1 TASK_QUEUE_ENABLE=1 OMP_NUM_THREADS=1
 RUN --mount=type=bind,source=docker,target=/docker /docker/finish.sh ascend
+ARG A3_BASE
 ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="vllm-ascend-pd" \
@@ -112,7 +115,7 @@ LABEL org.opencontainers.image.title="vllm-ascend-pd" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}" \
-      org.opencontainers.image.base.name="quay.io/ascend/cann:9.1.0-a3-ubuntu22.04-py3.12"
+      org.opencontainers.image.base.name="${A3_BASE}"
 WORKDIR /home/vllm
 USER ${PD_UID}:0
 EXPOSE 8000

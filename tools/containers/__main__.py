@@ -20,7 +20,7 @@ from tools.containers.images import Builder, Image, Site
 from tools.fork.lanes import get_lane
 from vllm_ascend_pd.signals import sigterm_as_interrupt
 
-TARGETS = ("cpu", "a2")
+TARGETS = ("cpu", "a2", "a3")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.containers", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verb = verbs.add_parser("test", help="build and try")
-    verb.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET", help="cpu, a2 (default: both)")
+    verb.add_argument("targets", nargs="*", default=list(TARGETS), metavar="TARGET", help="cpu, a2, a3 (default: all)")
     verb.add_argument("--serve", type=Path, metavar="MODEL", help="also serve this model from a pair of cpu containers")
     return parser
 

@@ -23,7 +23,7 @@ from tools.containers import roots
 from tools.containers.images import Image
 from tools.containers.roots import Bind, Run
 
-TRIED: Final = ("source", "wheel-cpu", "wheel-ascend", "cpu", "a2")  # a3's other steps are a2's
+TRIED: Final = ("source", "wheel-cpu", "wheel-ascend", "cpu", "a2", "a3")
 # Of the Ascend targets. torch_npu's torch and triton-ascend are on indexes that are not reachable where this was made;
 # vllm-ascend is compiled against CANN.
 ASCEND_NOT_RUN: Final = ("/docker/requirements.sh /needs", "install-ascend.sh")

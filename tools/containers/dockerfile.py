@@ -10,7 +10,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
@@ -93,7 +93,9 @@ def parse(text: str, arguments: Mapping[str, str] | None = None) -> dict[str, St
                 raise DockerfileError(f"line {one.line}: FROM without a name: {one.text}")
             current = (match[2], substitute(match[1], known), [])
         elif current is not None:
-            current[2].append(one)
+            # A bare name takes over the value from before the first FROM.
+            is_global = one.keyword == "ARG" and one.text in known
+            current[2].append(replace(one, text=f"{one.text}={known[one.text]}") if is_global else one)
         elif one.keyword == "ARG":
             known |= one.pairs | {name: v for name, v in (arguments or {}).items() if name in one.pairs}
         else:

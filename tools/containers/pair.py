@@ -114,8 +114,13 @@ def check_pair(image: Image, model: Path) -> str:
         try:
             for role, host in hosts.items():
                 wait_healthy(host, servers[role])
-            seen = ask(hosts["decode"])
-            return f"{seen}; {stop(servers['prefill'])}; decode then: {hosts['decode'].ask('/health').strip() or '200'}"
+            decode = hosts["decode"]
+            pulled, seen = ask(decode, loads=True)
+            stopped = stop(servers["prefill"])
+            computed, _ = ask(decode, loads=False)
+            if pulled != computed:
+                raise CheckFailed(f"with KV from prefill {pulled}, computed by decode itself {computed}")
+            return f"{seen}; {stopped}; decode alone: the same {len(computed)} tokens"
         except CheckFailed as error:
             logs = "\n".join((scratch / role / "log").read_text(errors="replace")[-3000:] for role in hosts)
             raise CheckFailed(f"{error}\n{logs}") from None
@@ -157,15 +162,21 @@ def wait_healthy(host: Host, process: subprocess.Popen[bytes]) -> None:
         time.sleep(1.0)
 
 
-def ask(decode: Host) -> str:
-    """One completion, and whether its KV came from the other host."""
+def ask(decode: Host, *, loads: bool) -> tuple[list[int], str]:
+    """A completion's token ids, and where its KV came from: the other host, or (not `loads`) this one.
+
+    Each kind has a salt of its own, so that the second is not answered from what the first has left in the cache.
+    """
     body = {"model": "model", "prompt": PROMPT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    answer = json.loads(decode.ask("/v1/completions", body))
+    before = json.loads(decode.ask("/pd/status"))["totals"]["tokens"]
+    answer = json.loads(
+        decode.ask("/v1/completions", {**body, "cache_salt": f"loads={loads}", "return_token_ids": True})
+    )
     status = json.loads(decode.ask("/pd/status"))
-    tokens, transports = status["totals"]["tokens"], sorted({link["transport"] for link in status["links"]})
-    if answer["usage"]["completion_tokens"] != 8 or tokens != len(PROMPT) - 1:
+    tokens, transports = status["totals"]["tokens"] - before, sorted({link["transport"] for link in status["links"]})
+    if answer["usage"]["completion_tokens"] != 8 or tokens != (len(PROMPT) - 1 if loads else 0):
         raise CheckFailed(f"{answer['usage']}, {tokens} tokens of KV came from prefill")
-    return f"{tokens} tokens of KV over {' and '.join(transports)}"
+    return answer["choices"][0]["token_ids"], f"{tokens} tokens of KV over {' and '.join(transports)}"
 
 
 def stop(process: subprocess.Popen[bytes]) -> str:
