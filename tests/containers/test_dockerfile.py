@@ -97,7 +97,8 @@ def test_an_image_says_what_it_is_and_how_to_watch_and_stop_it(name: str):
 def test_a2_and_a3_differ_in_base_chip_and_words_only():
     def shape(stage: Stage) -> list[tuple[str, str]]:
         return [
-            (one.keyword, re.sub(r"ascend910\w+|Atlas A.|-(910b|a3)-|A[23]_BASE", "*", one.text)) for one in stage.instructions
+            (one.keyword, re.sub(r"ascend910\w+|Atlas A.|-(910b|a3)-|A[23]_BASE", "*", one.text))
+            for one in stage.instructions
         ]
 
     assert shape(STAGES["a2"]) == shape(STAGES["a3"])
