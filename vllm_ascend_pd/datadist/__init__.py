@@ -7,7 +7,7 @@ Start with `load()`; `api.py` says what the connector uses, `settings.py` how a 
 from __future__ import annotations
 
 from vllm_ascend_pd.datadist.api import DataDist, DataDistModule, Way
-from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listening_port, load
+from vllm_ascend_pd.datadist.choose import link_counts, link_transport, listening_port, load, require_cann
 from vllm_ascend_pd.datadist.config import OPTION_SECRET, OPTION_TRANSPORT
 from vllm_ascend_pd.datadist.environment import describe_data_plane
 from vllm_ascend_pd.datadist.pair_table import own_device
@@ -28,9 +28,9 @@ __all__ = [
     "DataDistModule",
     "DataPlaneSettings",
     "Way",
+    "bind_first",
     "bind_thread",
     "build_options",
-    "bind_first",
     "choose_way",
     "describe_data_plane",
     "link_counts",
@@ -39,5 +39,6 @@ __all__ = [
     "listening_port",
     "load",
     "own_device",
+    "require_cann",
     "start",
 ]

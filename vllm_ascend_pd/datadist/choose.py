@@ -10,7 +10,7 @@ import glob
 from typing import Final
 
 from vllm_ascend_pd.datadist.api import DataDist, DataDistModule
-from vllm_ascend_pd.datadist.client import is_installed, load_cann
+from vllm_ascend_pd.datadist.client import PACKAGE, is_installed, load_cann
 from vllm_ascend_pd.datadist.config import LLMConfig
 from vllm_ascend_pd.datadist.host.llm_datadist import LLMDataDist
 from vllm_ascend_pd.datadist.status import LLMException, LLMStatusCode
@@ -22,6 +22,7 @@ from vllm_ascend_pd.datadist.types import (
     LLMRole,
     Placement,
 )
+from vllm_ascend_pd.errors import PDConfigError
 
 _DEVICE_FILES: Final = "/dev/davinci[0-9]*"
 
@@ -52,6 +53,20 @@ def load(prefer: str = "auto") -> DataDistModule:
 
 def _has_cann() -> bool:
     return is_installed() and bool(glob.glob(_DEVICE_FILES))
+
+
+def require_cann(device: str) -> None:
+    """For caches on a device: CANN's is the only one that reaches them.
+
+    Raises:
+        PDConfigError: `load()` would choose the host implementation; says which part of CANN is missing.
+    """
+    if _has_cann():
+        return
+    missing = f"the package {PACKAGE} (CANN's)" if not is_installed() else f"a device file {_DEVICE_FILES}"
+    raise PDConfigError(
+        f"--pd-role: the KV caches are on {device}, and {missing} is not there to move them; run `vllm pd doctor`"
+    )
 
 
 def listening_port(datadist: DataDist) -> int | None:

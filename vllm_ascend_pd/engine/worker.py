@@ -44,7 +44,18 @@ Served = TypeVar("Served", StageServer, LinkServer)
 class WorkerHalf:
     """One rank's data plane."""
 
-    def __init__(self, config: PDConfig, secret: Secret, kv_cache_config: Any, rank: int, num_ranks: int) -> None:
+    def __init__(
+        self,
+        config: PDConfig,
+        secret: Secret,
+        kv_cache_config: Any,
+        rank: int,
+        num_ranks: int,
+        *,
+        takes_host_plane: bool = False,
+    ) -> None:
+        """`takes_host_plane`: even for caches on a device, of which it reaches only what is staged (tests)."""
+        self._takes_host_plane = takes_host_plane
         self._config = config
         self._secret = secret
         self._rank = rank
@@ -69,13 +80,15 @@ class WorkerHalf:
         """Register every region once and come up: listening (prefill) or ready to link (decode).
 
         Raises:
-            PDConfigError: a cache layout that cannot be handed over.
+            PDConfigError: a cache layout that cannot be handed over, or no data plane for the caches' device.
             LLMException: the data plane refused; its message has the status code.
         """
         layout = describe_caches(kv_caches, self._num_blocks, self._groups)
         self.caches_record = caches_record(layout, self._groups)
         device = find_device(kv_caches)
         check_regions(layout, self._groups, is_device=device.type != "cpu")
+        if device.type != "cpu" and not self._takes_host_plane:
+            datadist.require_cann(str(device))
         self._order = make_order(device)
         self._plane = plane = start_plane(self._config, self._secret, device.index or 0)
         caches = plane.register(layout)

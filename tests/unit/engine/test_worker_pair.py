@@ -5,11 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+import torch
 
-from tests.unit.engine.worker_side import LAYERS, Side
+from tests.unit.engine.worker_side import LAYERS, NUM_BLOCKS, Side, make_config
+from vllm_ascend_pd.config import PDConfig, PDRole
+from vllm_ascend_pd.engine.worker import WorkerHalf
+from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.handshake import compare
+from vllm_ascend_pd.secret import Secret
 
 SRC, DST = [5, 6, 2, 19, 23], [1, 2, 20, 3, 21]
 
@@ -77,3 +83,12 @@ def test_the_handshake_names_the_layer_and_both_values(mla):
     first = next(difference for difference in found if difference.field.startswith("layout"))
     assert first.field == f"layout.caches[0][0].layers.{LAYERS[1]}.length"
     assert (first.ours, first.theirs) == ("2", "1")
+
+
+def test_caches_on_a_device_are_refused_where_cann_is_not(tmp_path: Path):
+    """The host plane would read the process's memory at a device's addresses."""
+    config = PDConfig(role=PDRole.PREFILL, engine_id="p", epoch="e", runtime_dir=str(tmp_path))
+    half = WorkerHalf(config, Secret(b"s" * 32), make_config("gqa"), 0, 1)
+    caches = {name: (torch.empty(NUM_BLOCKS, 16, 4, 32, dtype=torch.bfloat16, device="meta"),) * 2 for name in LAYERS}
+    with pytest.raises(PDConfigError, match=r"KV caches are on meta.*llm_datadist.*vllm pd doctor"):
+        half.register(caches)

@@ -102,7 +102,7 @@ class Half:
             role=PDRole(options["role"]), engine_id=options["role"], epoch="e", runtime_dir=options["folder"],
             transfer=options["transfer"], host_transport=options.get("transport", "auto"),
         )  # fmt: skip
-        self.worker = WorkerHalf(config, SECRET, make_config(options["kind"]), 0, 1)
+        self.worker = WorkerHalf(config, SECRET, make_config(options["kind"]), 0, 1, takes_host_plane=True)
         self.worker.register(self.caches)
         self.control: ControlServer | None = None
         if self.is_prefill:
