@@ -271,7 +271,8 @@ class DoctorReply(msgspec.Struct, tag="doctor_reply", frozen=True, kw_only=True)
 
 
 class LinkState(msgspec.Struct, tag="link_state", frozen=True, kw_only=True):
-    """`state`: busy (with another link: ask again), preparing, ready (dial now), linked, failed (see `detail`)."""
+    """`state`: busy (with another link: ask again), preparing, ready (dial now), linked, failed or ending or ended
+    (see `detail`)."""
 
     state: str
     detail: str = ""

@@ -72,8 +72,8 @@ class Asker:
             raise LinkFailedError(f"{_name(peer)}: {error}") from error
         if not isinstance(answer, LinkState):
             raise LinkFailedError(f"{_name(peer)}: {getattr(answer, 'message', answer)}")
-        if answer.state == "failed":
-            raise LinkFailedError(f"{_name(peer)}: its side failed: {answer.detail}")
+        if answer.state in ("failed", "ending", "ended"):
+            raise LinkFailedError(f"{_name(peer)}: its side {answer.state}: {answer.detail}")
         return answer
 
     def ask_until(self, states: tuple[str, ...], message: LinkAsk, peer: RankAddress, until: float) -> LinkState:

@@ -38,7 +38,7 @@ BUSY: Final = LinkState(state="busy")
 
 @dataclass
 class _Entry:
-    """One try to link, and what became of it. Written by "pd-link" only, after it was queued."""
+    """One try to link, and what became of it. Written by "pd-link" only, after it was queued; but for "ending"."""
 
     ask: LinkAsk
     deadline: float
@@ -119,16 +119,28 @@ class LinkServer:
         limit_s = min(message.deadline_ms / 1000, TWO_SIDED_LIMIT_S)
         entry = _Entry(message, time.monotonic() + limit_s, table)
         with self._lock:
-            alive = [other for other in self._entries.values() if not other.is_over]
+            alive = [other for other in self._entries.values() if not other.is_over and other.state != "ending"]
             if self._way is Way.TWO_SIDED and any(other.state == "preparing" for other in alive):
                 return BUSY
-            if len(alive) >= MAX_LINKS:
-                text = f"this prefill rank has {len(alive)} links, and its NPU takes {MAX_LINKS}"
+            if len(alive) >= MAX_LINKS and not self._make_room(alive):
+                text = f"this prefill rank prepares {len(alive)} links, and its NPU takes {MAX_LINKS}"
                 return Refused(code="too_many_links", message=text, field="links", ours=str(len(alive)))
             self._entries[message.link_id] = entry
             self._forget_some()
         self._work.put(entry)
         return LinkState(state="preparing")
+
+    def _make_room(self, alive: list[_Entry]) -> bool:
+        """Have the oldest link ended. Most likely its decode rank is gone: one that came back on another host, with no
+        device address to know it by, has never ended its earlier links. One that lives links again with its next pull.
+        """
+        oldest = next((entry for entry in alive if entry.state != "preparing"), None)
+        if oldest is None:
+            return False
+        logger.warning("%d links: ending that of cluster %d, the oldest", len(alive), oldest.ask.cluster_id)
+        oldest.state = "ending"
+        self._work.put(oldest.ask.link_id)
+        return True
 
     def _check(self, message: LinkAsk) -> tuple[Refused | None, str]:
         """Why this cannot be linked, or nothing and the rank table."""
@@ -170,7 +182,8 @@ class LinkServer:
                 if isinstance(item, str):
                     entry = self._entries.get(item)
                     if entry is not None:
-                        self._end(entry, "ended", "the decode side dropped it")
+                        detail = "to make room" if entry.state == "ending" else "the decode side dropped it"
+                        self._end(entry, "ended", detail)
                 else:
                     self._drop_predecessors(item)
                     self._link(item)

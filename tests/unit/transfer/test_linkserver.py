@@ -22,7 +22,7 @@ from vllm_ascend_pd.transfer import linkserver
 from vllm_ascend_pd.transfer.clients import ClientTable
 from vllm_ascend_pd.transfer.linking import Asker, LinkFailedError, TwoSidedLinker
 from vllm_ascend_pd.transfer.linkserver import LinkServer
-from vllm_ascend_pd.wire import DeviceAddress, LinkAsk, RankAddress
+from vllm_ascend_pd.wire import DeviceAddress, LinkAsk, LinkState, RankAddress
 
 SECRET = Secret(b"s" * 32)
 LINK_S = 3.0  # after which an engine gives up
@@ -230,14 +230,35 @@ def test_a_device_is_known_by_its_own_address_where_it_has_one(server_id: str, d
     assert linkserver._replaces(LinkAsk(link_id="b", cluster_id=30, device=later, **common), earlier) is is_same
 
 
-def test_a_full_rank_refuses_by_count(make_world, monkeypatch):
+def test_a_full_rank_ends_the_oldest_link_for_a_new_one(make_world, monkeypatch):
+    """A decode rank that comes back under another address leaves its links; they must not shut everybody out."""
     world = make_world(1, 0)
-    monkeypatch.setattr(linkserver, "MAX_LINKS", 1)
-    ask(world, "a")
-    world.meeting.wait("pd_a")
-    wait_state(world, "a", "linked")
+    monkeypatch.setattr(linkserver, "MAX_LINKS", 2)
+    for number, link_id in enumerate("abc"):
+        assert ask(world, link_id, 11 + number).state == "preparing"
+        world.meeting.wait(f"pd_{link_id}")
+        wait_state(world, link_id, "linked")
+    assert wait_state(world, "a", "ended").detail == "to make room"
+    assert world.prefill[0].unlinked == [1]
+    assert world.servers[0].num_links == 2
+
+
+def test_a_rank_that_prepares_all_it_can_have_refuses_by_count(make_world, monkeypatch):
+    world = make_world(1, 0)
+    monkeypatch.setattr(linkserver, "MAX_LINKS", 0)
     answer = ask(world, "b", 11)
-    assert (answer.code, answer.ours) == ("too_many_links", "1")
+    assert (answer.code, answer.ours) == ("too_many_links", "0")
+
+
+@pytest.mark.parametrize("state", ["ending", "ended"])
+def test_who_waits_for_a_link_that_the_other_side_ends_is_told_at_once(monkeypatch, state: str):
+    asker = Asker(ClientTable(SECRET), Way.TWO_SIDED, 10, device(10))
+    answers = SimpleNamespace(request=lambda *_: LinkState(state=state, detail="to make room"))
+    monkeypatch.setattr(Asker, "_client", lambda *_: answers)
+    peer = RankAddress(tp_rank=0, cluster_id=1, host="127.0.0.1", port=0, link_port=1)
+    until = time.monotonic() + 60
+    with pytest.raises(LinkFailedError, match=f"{state}: to make room"):
+        asker.ask_until(("linked",), asker.make_message(peer, until), peer, until)
 
 
 def test_an_unexpected_failure_fails_one_link_and_not_the_thread(make_world, monkeypatch):
