@@ -60,6 +60,13 @@ class PDKVUnavailable(PDRequestError):
     code = "pd_kv_unavailable"
 
 
+class PDDraining(PDRequestError):
+    """The instance takes no new requests. Action: none; a load balancer or a decode instance asks another one."""
+
+    http_status = 503
+    code = "pd_draining"
+
+
 class PDDeadline(PDRequestError):
     """Remote KV did not come within `--pd-deadline`. Action: add prefill capacity, or raise the deadline."""
 

@@ -31,6 +31,7 @@ def attach_engine_core(core: Any) -> None:
     from vllm.v1.engine import EngineCoreRequestType
 
     connector.half.set_wake(lambda: core.input_queue.put_nowait((EngineCoreRequestType.WAKEUP, None)))
+    connector.half.count_requests = core.scheduler.get_num_unfinished_requests
 
 
 def drain_engine_core(core: Any) -> None:

@@ -56,6 +56,7 @@ class SchedulerHalf:
         self._worker_problems: dict[int, list[str]] = {}  # by rank, as of the last step
         self._links: dict[int, list[dict[str, Any]]] = {}  # decode: rank -> its links, as of the last step
         self._pool: Any = None
+        self.count_requests: Callable[[], int] | None = None  # of the scheduler, unfinished ones; any thread
         self.is_in_process = True  # no engine core process: until somebody says how to wake one
         secret = secret_of(config)
         groups = describe_groups(kv_cache_config)
@@ -192,6 +193,8 @@ class SchedulerHalf:
             "epoch": self.config.epoch,
             "totals": self.stats.totals(),
         }
+        if self.count_requests is not None:
+            status["requests"] = {"unfinished": self.count_requests()}
         if self._pool is not None:
             status["blocks"] = {
                 "total": int(self._pool.num_gpu_blocks),

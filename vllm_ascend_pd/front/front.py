@@ -206,6 +206,13 @@ def clear_unsupported_decode(request: Any) -> None:
         put_params(request, params)
 
 
+def is_our_ask(request: Any) -> bool:
+    """On a prefill instance: whether it came by /pd/prefill. A client can pretend so, and only passes a drain."""
+    sampling = request.sampling_params
+    params = (sampling.extra_args or {}).get(PARAMS_KEY) if sampling is not None else None
+    return isinstance(params, dict) and "pd_ask" in params
+
+
 def take_params(request: Any) -> dict[str, Any]:
     """Remove and return the client's kv_transfer_params."""
     sampling = request.sampling_params

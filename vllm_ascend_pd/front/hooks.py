@@ -80,11 +80,14 @@ def wrap_request(engine: Any, request: Any) -> None:
         return
     try:
         if instance.front is not None:
+            instance.drain.check()
             instance.start_watching()  # an engine client without an API server has not
             instance.front.wrap_request(request)
         else:
-            from vllm_ascend_pd.front.front import clear_unsupported_decode
+            from vllm_ascend_pd.front.front import clear_unsupported_decode, is_our_ask
 
+            if not is_our_ask(request):  # `PrefillServer` has looked already
+                instance.drain.check()
             clear_unsupported_decode(request)
     except PDRequestError as error:
         raise as_engine_error(error) from error
@@ -96,6 +99,7 @@ def count_streaming_session(engine: Any) -> None:
     if instance is None or instance.front is None:
         return
     try:
+        instance.drain.check()
         instance.front.count_fallback("streaming_input")
     except PDRequestError as error:
         raise as_engine_error(error) from error

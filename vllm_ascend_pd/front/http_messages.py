@@ -17,6 +17,7 @@ PREFILL_PATH: Final = "/pd/prefill"
 CANCEL_PATH: Final = "/pd/cancel"
 PEER_PATH: Final = "/pd/peer"
 STATUS_PATH: Final = "/pd/status"
+DRAIN_PATH: Final = "/pd/drain"
 
 MAX_BODY_BYTES: Final = 32 << 20  # four million token ids
 
@@ -53,6 +54,7 @@ class PeerFacts(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     port: int
     wire_version: int
+    draining: bool = False  # it goes on with what it has; ask another one
 
 
 class ErrorBody(msgspec.Struct, frozen=True):

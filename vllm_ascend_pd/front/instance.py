@@ -15,6 +15,7 @@ from vllm_ascend_pd.config import PDConfig, PDRole
 from vllm_ascend_pd.control.client import AsyncControlClient
 from vllm_ascend_pd.errors import PDHandoffError
 from vllm_ascend_pd.front.ask import AskClient
+from vllm_ascend_pd.front.drain import DrainSwitch
 from vllm_ascend_pd.front.front import Background, EnginePort, PrefillFront
 from vllm_ascend_pd.front.metrics import get_metrics
 from vllm_ascend_pd.front.pool import PrefillPool
@@ -22,7 +23,7 @@ from vllm_ascend_pd.front.remote import Services
 from vllm_ascend_pd.front.server import PrefillServer
 from vllm_ascend_pd.front.watch import PoolWatcher
 from vllm_ascend_pd.handoff import prompt_digest, verify_handoff
-from vllm_ascend_pd.secret import Secret, load_secret
+from vllm_ascend_pd.secret import RequestVerifier, Secret, load_secret
 from vllm_ascend_pd.wire import Handoff
 
 
@@ -38,8 +39,9 @@ class Instance:
         self.watcher: PoolWatcher | None = None
         self.server: PrefillServer | None = None
         self._is_watching = False
+        self.drain = DrainSwitch(config.runtime_dir, RequestVerifier(secret, audience=config.epoch))
         if config.role is PDRole.PREFILL:
-            self.server = PrefillServer(config, secret, self.core)
+            self.server = PrefillServer(config, secret, self.core, self.drain)
             return
         metrics = get_metrics()
         metrics.register()

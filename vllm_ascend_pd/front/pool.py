@@ -29,6 +29,7 @@ class MemberState(enum.Enum):
     NEW = "new"  # not answered yet
     HEALTHY = "healthy"  # answered, and our engine core did the handshake with it
     DEAD = "dead"  # did not answer; probed again with back-off
+    DRAINING = "draining"  # goes on with what it has, and takes nothing new
     REFUSED = "refused"  # answers, but does not match us; probed at the longest back-off
 
 
@@ -135,6 +136,11 @@ class PrefillPool:
         if member.num_failures >= GIVE_UP_FAILURES:
             for give_up in list(member.give_ups):
                 give_up()
+
+    def mark_draining(self, member: Member) -> None:
+        """It takes no new asks; those in flight go on. Probed as often as a healthy one."""
+        member.state, member.detail, member.num_failures = MemberState.DRAINING, "is being drained", 0
+        member.probe_at_s = self._clock() + PROBE_INTERVAL_S
 
     def mark_refused(self, member: Member, detail: str) -> None:
         """It does not match us. It may be restarted with other settings, so keep looking."""

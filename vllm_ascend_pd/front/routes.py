@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The HTTP endpoints of an instance: /pd/status (both roles), /pd/peer, /pd/prefill and /pd/cancel (prefill).
+"""The HTTP endpoints of an instance: /pd/status, /pd/drain; on prefill also /pd/peer, /pd/prefill, /pd/cancel.
 
 Thin: reads the request, checks its signature, calls `server.py`, and writes errors in the server's usual shape.
 Imported only when an app is built, because it needs FastAPI; of vLLM it uses the public engine client API.
@@ -17,10 +17,11 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from vllm_ascend_pd.errors import PDRequestError, PDUnreachableError
+from vllm_ascend_pd.errors import PDAuthError, PDRequestError, PDUnreachableError
 from vllm_ascend_pd.front.hooks import instance_of
 from vllm_ascend_pd.front.http_messages import (
     CANCEL_PATH,
+    DRAIN_PATH,
     MAX_BODY_BYTES,
     PEER_PATH,
     PREFILL_PATH,
@@ -31,6 +32,7 @@ from vllm_ascend_pd.front.instance import Instance
 from vllm_ascend_pd.front.server import CORE_TIMEOUT_S, PrefillRefused, PrefillServer
 from vllm_ascend_pd.wire import StatusQuery, StatusReply
 
+logger = logging.getLogger(__name__)
 router = APIRouter()
 _T = TypeVar("_T")
 
@@ -59,6 +61,7 @@ async def get_status(request: Request) -> Response:
         "role": instance.config.role.value,
         "engine_id": instance.config.engine_id,
         "epoch": instance.config.epoch,
+        "draining": instance.drain.is_on,
     }
     try:
         answer = await instance.core.request(StatusQuery(), CORE_TIMEOUT_S)
@@ -69,6 +72,22 @@ async def get_status(request: Request) -> Response:
         code = 503
     status["api_server"] = {"pid": os.getpid(), **instance.to_status()}
     return JSONResponse(status, status_code=code)
+
+
+@router.post(DRAIN_PATH)
+async def post_drain(request: Request) -> Response:
+    """Take no new requests from now on, and finish those that are there; `{"draining": false}` takes it back.
+
+    Answers at once; `/pd/status` says what is left. Signed like all of the deployment: `vllm pd drain` sends it.
+    """
+    instance = _instance(request)
+    body = await _read_body(request)
+    try:
+        is_on = instance.drain.turn("POST", DRAIN_PATH, dict(request.headers), body)
+    except PDAuthError as error:
+        raise PrefillRefused(401, str(error), "pd_unauthorized") from error
+    logger.info("pd %s: %s", instance.config.role.value, "draining" if is_on else "takes requests again")
+    return JSONResponse({"draining": is_on})
 
 
 @router.get(PEER_PATH)
@@ -126,7 +145,14 @@ def _server(request: Request) -> PrefillServer:
 
 
 async def _signed_body(server: PrefillServer, request: Request, path: str) -> bytes:
-    """The body, bounded while it is read, and only if it is signed for us."""
+    """The body, and only if it is signed for us."""
+    body = await _read_body(request)
+    server.verify("POST", path, request.headers, body)
+    return body
+
+
+async def _read_body(request: Request) -> bytes:
+    """Bounded while it is read."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
@@ -134,9 +160,7 @@ async def _signed_body(server: PrefillServer, request: Request, path: str) -> by
         if size > MAX_BODY_BYTES:
             raise PrefillRefused(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         chunks.append(chunk)
-    body = b"".join(chunks)
-    server.verify("POST", path, request.headers, body)
-    return body
+    return b"".join(chunks)
 
 
 async def _until_disconnect(request: Request, work: Awaitable[_T]) -> _T:

@@ -17,6 +17,7 @@ import msgspec
 
 from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.errors import PDAuthError, PDRequestError, PDUnreachableError
+from vllm_ascend_pd.front.drain import DrainSwitch
 from vllm_ascend_pd.front.http_messages import CancelAsk, PeerFacts, PrefillAnswer, PrefillAsk
 from vllm_ascend_pd.front.remote import Core
 from vllm_ascend_pd.handoff import ask_bytes, from_kv_transfer_params, prompt_digest
@@ -41,10 +42,11 @@ class PrefillRefused(PDRequestError):
 class PrefillServer:
     """Asks in flight in this API server process. Not thread-safe: one event loop."""
 
-    def __init__(self, config: PDConfig, secret: Secret, core: Core) -> None:
+    def __init__(self, config: PDConfig, secret: Secret, core: Core, drain: DrainSwitch) -> None:
         self._config = config
         self._secret = secret
         self._core = core
+        self._drain = drain
         self._verifier = RequestVerifier(secret, audience=config.epoch)
         self._in_flight: dict[str, asyncio.Task[Any]] = {}
         self._cancelled: OrderedDict[str, None] = OrderedDict()  # an ask may come after its own cancel
@@ -74,6 +76,7 @@ class PrefillServer:
             host=str(control.get("host", "")),
             port=int(control.get("port", 0)),
             wire_version=WIRE_VERSION,
+            draining=self._drain.is_on,
         )
 
     async def get_core_status(self) -> dict[str, Any]:
@@ -96,8 +99,10 @@ class PrefillServer:
             generate: runs one token of the prompt with these kv_transfer_params; returns the final RequestOutput.
 
         Raises:
+            PDDraining: no new asks are taken.
             PrefillRefused: the ask is malformed, double or cancelled, or ended without a lease.
         """
+        self._drain.check()
         try:
             ask = msgspec.json.decode(body, type=PrefillAsk)
         except msgspec.MsgspecError as error:

@@ -110,6 +110,11 @@ class PoolWatcher:
         was = member.state
         try:
             facts = await self._asker.get_peer(member.url)
+            if facts.draining and not _misfit(facts):
+                self._pool.mark_draining(member)
+                if was is not MemberState.DRAINING:
+                    logger.info("pd decode: %s is being drained; new requests go elsewhere", member.url)
+                return
             if was is MemberState.HEALTHY and facts.epoch == member.epoch:
                 self._pool.mark_healthy(member, facts.engine_id, facts.epoch)
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +18,9 @@ from pathlib import Path
 from rich.console import Console
 
 from vllm_ascend_pd.errors import PDError
+from vllm_ascend_pd.secret import SECRET_FLAG
 from vllm_ascend_pd.signals import sigterm_as_interrupt
+from vllm_ascend_pd.up.drain import DrainOptions, drain
 from vllm_ascend_pd.up.machine import prepare_machine
 from vllm_ascend_pd.up.plan import UpOptions, plan_deployment
 from vllm_ascend_pd.up.report import StartProgress, print_endpoints
@@ -73,6 +76,26 @@ def build_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show links, leases, transfers and totals of one instance")
     status.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
     status.add_argument("--json", action="store_true", help="print /pd/status as it came")
+    drain_verb = verbs.add_parser(
+        "drain",
+        help="have one instance take no new requests, and wait until it has none left",
+        description="Have one instance refuse new requests (HTTP 503, pd_draining; decode instances ask another "
+        "prefill instance) and wait until its requests have ended and its leases are released. It keeps running.",
+    )
+    drain_verb.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
+    drain_verb.add_argument(
+        SECRET_FLAG,
+        metavar="FILE",
+        help="the deployment's secret, as for `vllm serve` [env: VLLM_PD_SECRET_FILE] (default: the user's own secret)",
+    )
+    drain_verb.add_argument(
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="how long to wait; exit code 1 when something is left then; 0: do not wait (default: 60)",
+    )
+    drain_verb.add_argument("--undo", action="store_true", help="take requests again")
     for verb, (_, text) in _OWN_PARSERS.items():
         verbs.add_parser(verb, help=text, add_help=False)
     return parser
@@ -107,6 +130,9 @@ def main(arguments: Sequence[str]) -> int:
     try:
         if parsed.verb == "status":
             return show_status(parsed.url, as_json=parsed.json)
+        if parsed.verb == "drain":
+            secret_file = parsed.pd_secret_file or os.environ.get("VLLM_PD_SECRET_FILE")
+            return drain(DrainOptions(parsed.url, secret_file, parsed.timeout, parsed.undo))
         return run_up(parsed, serve_args)
     except PDError as error:
         print(f"vllm pd {parsed.verb}: {error}", file=sys.stderr)

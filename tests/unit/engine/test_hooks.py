@@ -109,7 +109,7 @@ class World:
 def bare_half(**values: Any) -> SchedulerHalf:
     """A SchedulerHalf without its threads."""
     half = object.__new__(SchedulerHalf)
-    half.is_in_process = False
+    half.is_in_process, half.count_requests = False, None
     half._worker_problems, half._links, half.prefill, half.decode, half._pool = {}, {}, None, None, None
     for name, value in values.items():
         setattr(half, name, value)
@@ -291,8 +291,11 @@ def test_a_wake_is_upstreams_own_message_and_draining_follows_it(monkeypatch):
     module.EngineCoreRequestType = SimpleNamespace(WAKEUP="wakeup")
     monkeypatch.setitem(sys.modules, "vllm.v1.engine", module)
     d = Decode()
-    core = core_with(Connector(bare_half(decode=d.half)))
+    core = core_with(Connector(half := bare_half(decode=d.half)))
+    core.scheduler.get_num_unfinished_requests = lambda: 3
     hooks.attach_engine_core(core)
+    assert half.count_requests is not None
+    assert half.count_requests() == 3
     d.half.on_deliver(*_delivery(d))
     assert core.input_queue.get_nowait() == ("wakeup", None)
     assert d.half._early == {}

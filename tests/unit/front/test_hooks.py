@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from tests.unit.front.fakes import World, make_config, make_request, unreachable
 from vllm_ascend_pd.config import PDRole
-from vllm_ascend_pd.errors import PDKVUnavailable, PDUnreachableError
+from vllm_ascend_pd.errors import PDDraining, PDKVUnavailable, PDUnreachableError
 from vllm_ascend_pd.front import hooks
 from vllm_ascend_pd.front.engine_errors import as_engine_error, pd_error_response
 from vllm_ascend_pd.front.metrics import FrontMetrics
@@ -44,6 +44,7 @@ def beside(engine: Engine, world: World, **values: Any) -> SimpleNamespace:
         background=world.background,
         close=lambda: None,
         start_watching=lambda: None,
+        drain=SimpleNamespace(check=lambda: None),
     )
     for name, value in values.items():
         setattr(instance, name, value)
@@ -77,6 +78,27 @@ async def test_a_refused_request_raises_what_generate_lets_through() -> None:
     passed = getattr(exceptions, "GracefulHTTPError", None) or ValueError
     assert isinstance(caught.value, passed)
     assert isinstance(caught.value.pd_error, PDKVUnavailable)  # type: ignore[attr-defined]
+
+
+def refuse() -> None:
+    raise PDDraining("drained")
+
+
+async def test_a_draining_instance_takes_nothing_new_but_asks_that_it_took_before() -> None:
+    pytest.importorskip("vllm.exceptions")
+    drained = SimpleNamespace(check=refuse)
+    decode, prefill = Engine(), Engine()
+    beside(decode, World(), drain=drained)
+    beside(prefill, World(), drain=drained, front=None)
+    asked = make_request(extra_args={"kv_transfer_params": {"do_remote_decode": True, "pd_ask": "signature"}})
+    hooks.wrap_request(prefill, asked)
+    unsigned = make_request(extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+    for engine, request in ((decode, make_request()), (prefill, make_request()), (prefill, unsigned)):
+        with pytest.raises(Exception, match="drained") as caught:
+            hooks.wrap_request(engine, request)
+        assert caught.value.pd_error.code == "pd_draining"  # type: ignore[attr-defined]
+    with pytest.raises(Exception, match="drained"):
+        hooks.count_streaming_session(decode)
 
 
 async def test_a_failed_request_gets_its_error_before_the_abort_s_output() -> None:

@@ -7,6 +7,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,10 +21,11 @@ from tests.unit.front.fakes import FakeCore, make_config, make_handoff, unreacha
 from vllm_ascend_pd.config import PDRole
 from vllm_ascend_pd.front import hooks, routes
 from vllm_ascend_pd.front.ask import AskClient, AskFailed
+from vllm_ascend_pd.front.drain import DrainSwitch
 from vllm_ascend_pd.front.http_messages import MAX_BODY_BYTES, PrefillAsk
 from vllm_ascend_pd.front.server import PrefillServer
 from vllm_ascend_pd.handoff import ask_bytes, prompt_digest
-from vllm_ascend_pd.secret import AUTH_HEADER, Secret, sign_request
+from vllm_ascend_pd.secret import AUTH_HEADER, RequestVerifier, Secret, sign_request
 from vllm_ascend_pd.wire import WIRE_VERSION, CancelTransfer, HealthReply, StatusReply
 
 SECRET = Secret(b"0123456789abcdef", from_file=True)
@@ -63,12 +65,18 @@ class FakeEngine:
 class Prefill:
     """A prefill instance's API server on a real port."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.config = make_config(PDRole.PREFILL)
         self.core, self.engine = FakeCore(), FakeEngine()
-        self.server = PrefillServer(self.config, SECRET, self.core)
+        self.drain = DrainSwitch(str(folder), RequestVerifier(SECRET, audience=EPOCH))
+        self.server = PrefillServer(self.config, SECRET, self.core, self.drain)
         self.instance = SimpleNamespace(
-            config=self.config, core=self.core, server=self.server, front=None, to_status=self.server.to_status
+            config=self.config,
+            core=self.core,
+            server=self.server,
+            front=None,
+            drain=self.drain,
+            to_status=self.server.to_status,
         )
         self.app = FastAPI()
         self.app.state.engine_client = self.engine
@@ -96,10 +104,10 @@ class Prefill:
 
 
 @pytest.fixture
-async def prefill(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Prefill]:
+async def prefill(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Prefill]:
     pytest.importorskip("vllm.sampling_params")  # now: importing it inside a request would stop the loop for seconds
     pytest.importorskip("vllm.inputs")
-    started = Prefill()
+    started = Prefill(tmp_path)
     monkeypatch.setattr(hooks, "_instances", {started.engine: started.instance})
     async for running in started.serve():
         yield running

@@ -147,6 +147,26 @@ async def test_a_new_epoch_is_shaken_hands_with() -> None:
     assert start.pool.members[0].epoch == "e2"
 
 
+async def test_a_draining_instance_keeps_its_asks_and_gets_no_new_ones() -> None:
+    start = Start({"http://p1:1": facts(draining=True)}, prefill_urls=("http://p1:1",))
+    await start.watcher.probe_due()
+    assert (start.states, start.core.messages) == ([MemberState.DRAINING], [])
+    start.peers.answers["http://p1:1"] = facts()
+    start.core.answers = [LINKED]
+    await start.probe_again()
+    given_up: list[int] = []
+    member = start.pool.members[0]
+    start.pool.start_ask(member, 10, lambda: given_up.append(1))
+    start.peers.answers["http://p1:1"] = facts(draining=True)
+    for _ in range(3):
+        await start.probe_again()
+    assert (start.states, start.pool.choose([1, 2]), given_up) == ([MemberState.DRAINING], None, [])
+    start.peers.answers["http://p1:1"] = facts()
+    start.core.answers = [LINKED]
+    await start.probe_again()
+    assert start.pool.choose([1, 2]) is member
+
+
 async def test_a_lost_instance_comes_back_by_itself() -> None:
     start = Start({"http://p1:1": facts()}, prefill_urls=("http://p1:1",))
     start.core.answers = [LINKED, LINKED]

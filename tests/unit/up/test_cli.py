@@ -126,5 +126,5 @@ def test_an_instance_that_does_not_answer_is_named_with_what_to_check(url, capsy
 
 def test_only_the_verbs_that_work_are_offered(capsys):
     with pytest.raises(SystemExit):
-        main(["drain"])
-    assert "(choose from up, status, bench, doctor, ranktable)" in capsys.readouterr().err.replace("'", "")
+        main(["empty"])
+    assert "(choose from up, status, drain, bench, doctor, ranktable)" in capsys.readouterr().err.replace("'", "")
