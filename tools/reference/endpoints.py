@@ -78,9 +78,9 @@ def render() -> str:
         f"A signed request carries `{AUTH_HEADER}: v1 NONCE SIGNATURE`: HMAC-SHA256 under a key derived from the "
         "deployment's secret, over method, path, body, nonce and the epoch of the instance that is asked. A "
         "nonce works "
-        f"once. A body has at most {MAX_BODY_BYTES >> 20} MiB. Only instances of this distribution send these "
-        "requests; "
-        "clients never do. `--api-key` of vLLM guards its own API (`/v1` and so on) and not these paths.",
+        f"once. A body has at most {MAX_BODY_BYTES >> 20} MiB. Only instances of this distribution and "
+        "`vllm pd drain` send these requests; clients never do. `--api-key` of vLLM guards its own API (`/v1` and so "
+        "on) and not these paths.",
         '`/health` is vLLM\'s, extended: it answers 503 with `{"problems": [sentence, …]}` when the engine core '
         "does not "
         "answer within 5 s, when a supervised thread of the connector is dead or stuck on any rank, and, on a decode "

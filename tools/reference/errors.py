@@ -152,6 +152,10 @@ def render() -> str:
                     "`vllm pd up`, `vllm pd status`",
                     "0: done, also after Ctrl-C; 1: failed, with a sentence; 2: wrong command line",
                 ),
+                (
+                    "`vllm pd drain`",
+                    "0: nothing is left, or nobody waited; 1: failed, or something is left; 2: the same",
+                ),
                 ("`vllm pd bench`", "the same, and 130 after Ctrl-C"),
             ],
         ),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+from collections.abc import Iterator
 from typing import Final
 
 from tools.reference.markdown import code, page, table
@@ -20,6 +21,8 @@ TOP: Final = {
     "role": "`prefill` or `decode`",
     "engine_id": "this engine; new at every start",
     "epoch": "this process life; handoffs and signatures are bound to it",
+    "draining": "it takes no new requests (`vllm pd drain`)",
+    "requests": "`unfinished`: what the scheduler has, waiting ones too",
     "totals": "since start; below",
     "blocks": "KV blocks of the engine: `total`, `free`. Blocks of the prefix cache count as free",
     "control": "prefill: the address that peers are told",
@@ -49,7 +52,8 @@ LOADS: Final = {
 }
 POOL: Final = {
     "url": "as in `--pd-prefill`, or an address of its name",
-    "state": "`new`, `healthy`, `dead` (probed with back-off), `refused` (answers, does not match)",
+    "state": "`new`, `healthy`, `dead` (probed with back-off), `draining` (takes nothing new), `refused` (answers, "
+    "does not match)",
     "engine_id": "who answered last",
     "epoch": "the same",
     "in_flight": "asks that wait for its answer",
@@ -82,16 +86,21 @@ EXTRA_TOTALS: Final = {
 
 
 def find_top_fields() -> set[str]:
-    """Keys of the engine core's part."""
-    tree = parse(PACKAGE / "engine/scheduler.py")
-    functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """Keys of the engine core's part, and `draining`, which the answering API server adds."""
     keys: list[ast.expr | None] = []
-    for node in ast.walk(functions["status"]):
+    for node in [*_walk("engine/scheduler.py", "status"), *_walk("front/routes.py", "get_status")]:
         if isinstance(node, ast.AnnAssign) and isinstance(node.value, ast.Dict):
             keys += node.value.keys
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Subscript):
             keys.append(node.targets[0].slice)
-    return {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    found = {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return found - {"api_server", "engine_core"}  # described by themselves
+
+
+def _walk(path: str, function: str) -> Iterator[ast.AST]:
+    for node in ast.walk(parse(PACKAGE / path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == function:
+            yield from ast.walk(node)
 
 
 def find_fields() -> dict[str, set[str]]:

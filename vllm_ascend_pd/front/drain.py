@@ -37,7 +37,7 @@ class DrainSwitch:
 
     def __init__(self, runtime_dir: str, verifier: RequestVerifier) -> None:
         self._path = Path(runtime_dir) / FILE_NAME
-        self._verifier = verifier
+        self.verifier = verifier
 
     @property
     def is_on(self) -> bool:
@@ -49,14 +49,12 @@ class DrainSwitch:
         if self.is_on:
             raise PDDraining("this instance is being drained and takes no new requests; ask another one")
 
-    def turn(self, method: str, path: str, headers: dict[str, str], body: bytes) -> bool:
-        """Do what a signed request asks; whether the switch is on now.
+    def turn(self, body: bytes) -> bool:
+        """Do what a request asks whose signature `verifier` has checked; whether the switch is on now.
 
         Raises:
-            PDAuthError: it is not signed by a holder of the secret, or not for this process life.
             BadDrainAsk: the body.
         """
-        self._verifier.verify(method, path, headers, body)
         try:
             ask = msgspec.json.decode(body or b"{}", type=DrainAsk)
         except msgspec.MsgspecError as error:

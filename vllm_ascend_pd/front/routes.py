@@ -30,6 +30,7 @@ from vllm_ascend_pd.front.http_messages import (
 )
 from vllm_ascend_pd.front.instance import Instance
 from vllm_ascend_pd.front.server import CORE_TIMEOUT_S, PrefillRefused, PrefillServer
+from vllm_ascend_pd.secret import RequestVerifier
 from vllm_ascend_pd.wire import StatusQuery, StatusReply
 
 logger = logging.getLogger(__name__)
@@ -81,11 +82,7 @@ async def post_drain(request: Request) -> Response:
     Answers at once; `/pd/status` says what is left. Signed like all of the deployment: `vllm pd drain` sends it.
     """
     instance = _instance(request)
-    body = await _read_body(request)
-    try:
-        is_on = instance.drain.turn("POST", DRAIN_PATH, dict(request.headers), body)
-    except PDAuthError as error:
-        raise PrefillRefused(401, str(error), "pd_unauthorized") from error
+    is_on = instance.drain.turn(await _signed_body(instance.drain.verifier, request, DRAIN_PATH))
     logger.info("pd %s: %s", instance.config.role.value, "draining" if is_on else "takes requests again")
     return JSONResponse({"draining": is_on})
 
@@ -101,7 +98,7 @@ async def get_peer(request: Request) -> Response:
 async def post_prefill(request: Request) -> Response:
     """Compute a prompt's KV and lease it to the transfer that the signed body names."""
     server = _server(request)
-    body = await _signed_body(server, request, PREFILL_PATH)
+    body = await _signed_body(server.verifier, request, PREFILL_PATH)
     engine = request.app.state.engine_client
 
     async def generate(ask: PrefillAsk, params: dict[str, Any]) -> Any:
@@ -115,7 +112,7 @@ async def post_prefill(request: Request) -> Response:
 async def post_cancel(request: Request) -> Response:
     """The decode side's request is gone."""
     server = _server(request)
-    await server.cancel(await _signed_body(server, request, CANCEL_PATH))
+    await server.cancel(await _signed_body(server.verifier, request, CANCEL_PATH))
     return JSONResponse({"cancelled": True})
 
 
@@ -144,15 +141,8 @@ def _server(request: Request) -> PrefillServer:
     return server
 
 
-async def _signed_body(server: PrefillServer, request: Request, path: str) -> bytes:
-    """The body, and only if it is signed for us."""
-    body = await _read_body(request)
-    server.verify("POST", path, request.headers, body)
-    return body
-
-
-async def _read_body(request: Request) -> bytes:
-    """Bounded while it is read."""
+async def _signed_body(verifier: RequestVerifier, request: Request, path: str) -> bytes:
+    """The body, bounded while it is read, and only if a holder of the secret has sent it to this process life."""
     chunks: list[bytes] = []
     size = 0
     async for chunk in request.stream():
@@ -160,7 +150,12 @@ async def _read_body(request: Request) -> bytes:
         if size > MAX_BODY_BYTES:
             raise PrefillRefused(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         chunks.append(chunk)
-    return b"".join(chunks)
+    body = b"".join(chunks)
+    try:
+        verifier.verify("POST", path, request.headers, body)
+    except PDAuthError as error:
+        raise PrefillRefused(401, str(error), "pd_unauthorized") from error
+    return body
 
 
 async def _until_disconnect(request: Request, work: Awaitable[_T]) -> _T:

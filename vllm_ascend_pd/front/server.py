@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from vllm_ascend_pd.config import PDConfig
-from vllm_ascend_pd.errors import PDAuthError, PDRequestError, PDUnreachableError
+from vllm_ascend_pd.errors import PDRequestError, PDUnreachableError
 from vllm_ascend_pd.front.drain import DrainSwitch
 from vllm_ascend_pd.front.http_messages import CancelAsk, PeerFacts, PrefillAnswer, PrefillAsk
 from vllm_ascend_pd.front.remote import Core
@@ -47,20 +47,9 @@ class PrefillServer:
         self._secret = secret
         self._core = core
         self._drain = drain
-        self._verifier = RequestVerifier(secret, audience=config.epoch)
+        self.verifier = RequestVerifier(secret, audience=config.epoch)
         self._in_flight: dict[str, asyncio.Task[Any]] = {}
         self._cancelled: OrderedDict[str, None] = OrderedDict()  # an ask may come after its own cancel
-
-    def verify(self, method: str, path: str, headers: Any, body: bytes) -> None:
-        """Refuse what no holder of the deployment's secret has sent to this process life.
-
-        Raises:
-            PrefillRefused: 401.
-        """
-        try:
-            self._verifier.verify(method, path, headers, body)
-        except PDAuthError as error:
-            raise PrefillRefused(401, str(error), "pd_unauthorized") from error
 
     async def get_facts(self) -> PeerFacts:
         """Who we are and where our engine core answers the handshake.

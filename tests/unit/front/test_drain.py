@@ -28,7 +28,8 @@ def make_switch(folder: Path) -> DrainSwitch:
 
 
 def turn(switch: DrainSwitch, body: bytes, *, secret: Secret = SECRET, epoch: str = EPOCH) -> bool:
-    return switch.turn("POST", DRAIN_PATH, sign_request(secret, "POST", DRAIN_PATH, body, epoch), body)
+    switch.verifier.verify("POST", DRAIN_PATH, sign_request(secret, "POST", DRAIN_PATH, body, epoch), body)
+    return switch.turn(body)
 
 
 def test_all_processes_of_an_instance_have_one_switch(tmp_path: Path) -> None:
