@@ -16,7 +16,9 @@ import pytest
 from tools.containers import dockerfile
 from tools.containers.images import ROOT
 from tools.containers.manifests import get_pod_template, list_kubernetes, read_objects
+from vllm_ascend_pd.config import PDConfig
 from vllm_ascend_pd.front.watch import RESOLVE_S
+from vllm_ascend_pd.up.cli import build_parser
 
 VERSIONS = ("1.30", "1.37")  # the oldest that we say, and the newest of the package
 LWS = json.loads((Path(__file__).parent / "lws_schema.json").read_text())
@@ -26,6 +28,7 @@ OBJECTS = {
     for thing in read_objects(path)
 }
 PODS = {name: template for name, thing in OBJECTS.items() if (template := get_pod_template(thing))}
+LEASE_S = PDConfig.__dataclass_fields__["lease_s"].default  # of --pd-lease, which no manifest sets
 PLAIN = tuple(name for name in PODS if name.startswith("kubernetes/"))
 
 
@@ -125,11 +128,22 @@ def test_probes_ask_health_on_the_servers_port_and_liveness_is_the_slowest(name:
 
 
 @pytest.mark.parametrize("name", PODS)
-def test_a_stopping_pod_leaves_dns_first_and_has_time_to_finish(name: str):
-    spec = PODS[name]["spec"]
-    sleep, seconds = container(name)["lifecycle"]["preStop"]["exec"]["command"]
-    assert (sleep, int(seconds) > RESOLVE_S) == ("sleep", True)
-    assert int(seconds) + int(argument(name, "--shutdown-timeout")) < spec["terminationGracePeriodSeconds"]
+def test_a_stopping_pod_is_drained_and_has_time_to_finish(name: str):
+    command = container(name)["lifecycle"]["preStop"]["exec"]["command"]
+    waits_s = 0
+    if command[0] == "sh":  # out of the Service first, or clients meet the 503
+        match = re.fullmatch(r"sleep (\d+); exec (.+)", command[2])
+        assert match, command
+        waits_s, command = int(match[1]), match[2].split()
+    asked_by_instances = argument(name, "--pd-role") == "prefill" and not name.startswith("llm-d")
+    assert (waits_s > RESOLVE_S) is not asked_by_instances
+    assert command[:2] == ["vllm", "pd"]
+    parsed = build_parser().parse_args(command[2:])
+    assert (parsed.verb, parsed.url) == ("drain", f"http://127.0.0.1:{argument(name, '--port')}")
+    assert parsed.pd_secret_file == argument(name, "--pd-secret-file")
+    assert not any(word.startswith("--pd-lease=") for word in container(name)["args"])
+    needs_s = waits_s + parsed.timeout + int(argument(name, "--shutdown-timeout")) + LEASE_S
+    assert needs_s < PODS[name]["spec"]["terminationGracePeriodSeconds"]
 
 
 @pytest.mark.parametrize("name", PODS)
