@@ -12,6 +12,7 @@ import torch
 
 from tests.unit.engine.worker_side import LAYERS, NUM_BLOCKS, Side, make_config
 from vllm_ascend_pd.config import PDConfig, PDRole
+from vllm_ascend_pd.datadist import choose
 from vllm_ascend_pd.engine.worker import WorkerHalf
 from vllm_ascend_pd.errors import PDConfigError
 from vllm_ascend_pd.handshake import compare
@@ -85,10 +86,15 @@ def test_the_handshake_names_the_layer_and_both_values(mla):
     assert (first.ours, first.theirs) == ("2", "1")
 
 
-def test_caches_on_a_device_are_refused_where_cann_is_not(tmp_path: Path):
+@pytest.mark.parametrize(("is_installed", "missing"), [(False, "the package llm_datadist"), (True, "a device file")])
+def test_caches_on_a_device_are_refused_where_cann_is_not(
+    tmp_path: Path, monkeypatch, is_installed: bool, missing: str
+):
     """The host plane would read the process's memory at a device's addresses."""
+    monkeypatch.setattr(choose, "is_installed", lambda: is_installed)
+    monkeypatch.setattr(choose, "_DEVICE_FILES", str(tmp_path / "davinci*"))
     config = PDConfig(role=PDRole.PREFILL, engine_id="p", epoch="e", runtime_dir=str(tmp_path))
     half = WorkerHalf(config, Secret(b"s" * 32), make_config("gqa"), 0, 1)
     caches = {name: (torch.empty(NUM_BLOCKS, 16, 4, 32, dtype=torch.bfloat16, device="meta"),) * 2 for name in LAYERS}
-    with pytest.raises(PDConfigError, match=r"KV caches are on meta.*llm_datadist.*vllm pd doctor"):
+    with pytest.raises(PDConfigError, match=f"KV caches are on meta, and {missing}.*vllm pd doctor"):
         half.register(caches)
