@@ -41,8 +41,11 @@ def validate(thing: dict[str, Any], version: str = VERSIONS[-1]) -> None:
         return
     if thing["kind"] == "LeaderWorkerSet":
         jsonschema.validate(thing, LWS)
-        template = get_pod_template(thing)
-        thing = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
+        instance = thing["spec"]["leaderWorkerTemplate"]
+        for template in (instance[part] for part in ("leaderTemplate", "workerTemplate") if part in instance):
+            pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "x"}, "template": template}
+            kubernetes_validate.validate(pod, version, strict=True)
+        return
     kubernetes_validate.validate(thing, version, strict=True)
 
 
