@@ -4,12 +4,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.containers.test_dockerfile import lint
 from tests.e2e.http import servers
 from tools.containers import dockerfile
+from tools.containers.checks import serve_status
 from tools.containers.manifests import DEPLOY, read_compose
 
 NEEDED = {"MODEL_DIR": "/models/of/mine", "PD_SECRET_FILE": "/secrets/of/mine"}
@@ -60,6 +65,18 @@ def test_its_health_check_asks_the_port_that_it_listens_on():
     port = words[words.index("--port") + 1]
     (health,) = stage().find("HEALTHCHECK")
     assert f"http://127.0.0.1:{port}/health'" in health.text
-    compile(dockerfile.Instruction(0, "CMD", health.text.removeprefix("CMD ")).words[2], "HEALTHCHECK", "exec")
     assert [one.text for one in stage().find("EXPOSE")] == [port]
     assert router()["ports"] == [f"127.0.0.1:8000:{port}"]
+
+
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False), (404, False)])
+def test_the_health_check_wants_200_and_asks_no_proxy(status: int, healthy: bool):
+    (health,) = stage().find("HEALTHCHECK")
+    _, flag, code = dockerfile.Instruction(0, "CMD", health.text.removeprefix("CMD ")).words
+    with serve_status() as (url, answer):
+        answer.append(status)
+        code = code.replace("http://127.0.0.1:8000/health", url)
+        assert url in code
+        env = {"http_proxy": "http://192.0.2.1:9"}
+        done = subprocess.run([sys.executable, flag, code], env=env, capture_output=True, timeout=30, check=False)
+    assert (done.returncode == 0) is healthy, done.stderr
