@@ -159,8 +159,7 @@ def check_early_sigterm(image: Image) -> str:
         except subprocess.TimeoutExpired:
             raise CheckFailed(f"still there 20 s after SIGTERM:\n{log.read_text()[-2000:]}") from None
         finally:
-            process.kill()  # --kill-child ends what is inside
-            process.wait()
+            roots.end(process)
     return f"ended {time.monotonic() - started:.1f} s later with {code}"
 
 

@@ -145,8 +145,7 @@ def started(image: Image, host: Host, binds: Sequence[Bind], folder: Path) -> It
     try:
         yield process
     finally:
-        process.kill()
-        process.wait()
+        roots.end(process)
 
 
 def wait_healthy(host: Host, process: subprocess.Popen[bytes]) -> None:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -113,6 +115,17 @@ def run(what: Run, *, check: bool = True, timeout_s: float = 3600) -> subprocess
     if check and done.returncode != 0:
         raise CacheError(f"{shlex.join(what.command)} ended with {done.returncode}:\n{done.stdout[-6000:]}")
     return done
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill a container and all that is in it. `--kill-child` does not: the child changes its user, and with that the
+    kernel forgets whose death it wanted to follow (prctl(2), PR_SET_PDEATHSIG)."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    for pid in children.read_text().split() if children.exists() else []:
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)  # process 1 of its PID namespace: the others end with it
+    process.kill()
+    process.wait()
 
 
 def require_machine() -> None:
