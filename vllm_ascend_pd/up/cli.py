@@ -76,6 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="show links, leases, transfers and totals of one instance")
     status.add_argument("url", metavar="URL", help="its HTTP address, for example http://127.0.0.1:8000")
     status.add_argument("--json", action="store_true", help="print /pd/status as it came")
+    _add_drain(verbs)
+    for verb, (_, text) in _OWN_PARSERS.items():
+        verbs.add_parser(verb, help=text, add_help=False)
+    return parser
+
+
+def _add_drain(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     drain_verb = verbs.add_parser(
         "drain",
         help="have one instance take no new requests, and wait until it has none left",
@@ -96,9 +103,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="how long to wait; exit code 1 when something is left then; 0: do not wait (default: 60)",
     )
     drain_verb.add_argument("--undo", action="store_true", help="take requests again")
-    for verb, (_, text) in _OWN_PARSERS.items():
-        verbs.add_parser(verb, help=text, add_help=False)
-    return parser
 
 
 def run_pd_command(argv: Sequence[str]) -> None:
