@@ -20,7 +20,7 @@ class PDConfigError(PDError, ValueError):
 
 
 class PDPortTakenError(PDConfigError):
-    """Another process listens on the port. Action: as its base's; a port of ours to choose is tried no further."""
+    """Another process listens on the port. Action: as its base's; where we may choose, the next port is tried."""
 
 
 class PDUnreachableError(PDError):

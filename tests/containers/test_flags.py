@@ -38,14 +38,6 @@ def parse(command: ServeCommand, secret: Path) -> Any:
     return arguments
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_text("x" * 64)
-    return path
-
-
 def test_every_manifest_starts_both_roles():
     folders = {where.split()[0] for where in COMMANDS}
     assert folders == {

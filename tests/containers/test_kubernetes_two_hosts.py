@@ -76,14 +76,6 @@ def parse(words: list[str], variables: dict[str, str], secret: Path) -> tuple[An
     return parsed, config
 
 
-@pytest.fixture
-def secret(tmp_path: Path) -> Path:
-    path = tmp_path / "secret"
-    path.touch(0o600)
-    path.write_text("x" * 64)
-    return path
-
-
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", OBJECTS)
 def test_it_is_what_the_schema_says(name: str, version: str):
