@@ -11,8 +11,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tests.builders import NUM_TOKENS, decode_sampling, engine_kwargs, prefill_sampling, sampling
+from tests.builders import NUM_TOKENS, decode_sampling, engine_kwargs, prefill_sampling, prompt, sampling
 from tests.e2e.engines import Engine, Result, Zygote
+
+HANDSHAKE_SEED = 999_983  # of a prompt that no test has
 
 PREFILL_TOKEN_BUDGET = 128  # longer prompts are prefilled in chunks
 
@@ -86,6 +88,11 @@ class Pair:
             engine.ready()
         self.free = (self.prefill.free_blocks(), self.decode.free_blocks())
         return self
+
+    def shake_hands(self) -> None:
+        """A prompt with nothing to move may be answered before its handoff is looked at when that is the first one."""
+        self.transfer([prompt(2, seed=HANDSHAKE_SEED)])
+        self.check_blocks_are_back()
 
     def close(self) -> None:
         """Shut all down."""

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.engine
 @pytest.fixture(scope="module", params=LANE.models)
 def pair(request: pytest.FixtureRequest, zygote: Zygote) -> Iterator[Pair]:
     engines = start_pair(zygote, request.param)
+    engines.shake_hands()
     yield engines
     engines.close()
 

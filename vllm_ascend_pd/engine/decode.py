@@ -35,6 +35,8 @@ DEADLINE_GRACE_S = 10.0
 # A handoff may come before its request has reached this thread.
 EARLY_HANDOFF_S = 10.0
 MAX_ENDED_IDS = 4096
+# An engine that only waits for handoffs takes a step this often: workers report their health with steps.
+REST_S = 10.0
 
 
 @dataclass
@@ -178,6 +180,13 @@ class DecodeHalf:
         now = self._clock()
         for request_id in [i for i, offer in self._early.items() if now - offer.came > EARLY_HANDOFF_S]:
             self._refuse_gone(self._early.pop(request_id))
+
+    def rest_s(self, num_requests: int) -> float:
+        """How long the engine may sleep until it is woken, in seconds; 0 unless its `num_requests` only wait."""
+        deadline = None if self._inbox or self._drops else self.loads.next_deadline(num_requests)
+        if deadline is None:
+            return 0.0
+        return min(REST_S, max(0.0, deadline + DEADLINE_GRACE_S - self._clock()))
 
     # ---------------------------------------------------------------- other threads
 

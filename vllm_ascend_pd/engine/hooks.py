@@ -6,6 +6,7 @@ Imports no vLLM at import time (the edited modules import this one).
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -39,6 +40,28 @@ def drain_engine_core(core: Any) -> None:
     connector = pd_connector(core.scheduler.get_kv_connector())
     if connector is not None:
         connector.half.drain()
+
+
+def rest_engine_core(core: Any, model_executed: bool) -> None:
+    """After a step: sleep in the input queue while every request waits for its handoff, and nothing else is to do.
+
+    Upstream steps every millisecond then, and each worker rank spins on its message queue for a second after a step.
+    A handoff, a refusal, a new request, an abort and a shutdown all come as messages.
+    """
+    scheduler = core.scheduler
+    connector = scheduler.get_kv_connector()
+    if model_executed or not getattr(connector, "is_datadist", False) or connector.half.decode is None:
+        return
+    if core.batch_queue or scheduler.finished_req_ids or getattr(scheduler, "ec_connector", None) is not None:
+        return
+    if hasattr(core, "dp_group") or not core.process_input_queue_block:
+        return  # its peers wait for its steps
+    if rest_s := connector.half.decode.rest_s(len(scheduler.requests)):
+        try:
+            message = core.input_queue.get(timeout=rest_s)
+        except queue.Empty:
+            return
+        core._handle_client_request(*message)
 
 
 def hold_until_leases_end(core: Any) -> None:

@@ -142,6 +142,16 @@ class LoadTable:
                 counts[state.value] += 1
         return counts
 
+    def next_deadline(self, num_requests: int) -> float | None:
+        """The earliest deadline (monotonic seconds), when `num_requests` loads are all that there is and each has its
+        blocks and waits for a handoff; None while anything else is to do."""
+        loads = self._loads.values()
+        if self._finished or self._to_start or not loads or len(loads) != num_requests:
+            return None
+        if any(load.state is not LoadState.ADMITTED for load in loads):
+            return None
+        return min(load.deadline for load in loads)
+
     def take_finished(self) -> list[Finished]:
         """Requests to report to the scheduler, each once."""
         finished, self._finished = self._finished, []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the planned processes: start, wait until all are healthy, watch, stop all.
 
-One thread. Children live in sessions of their own, so that Ctrl-C reaches only the supervisor, and carry a
+One thread. Children live in process groups of their own, so that Ctrl-C reaches only the supervisor, and carry a
 parent-death signal, so that none outlives it. Nothing is restarted: when one dies the error says which, with the
 end of its log, and all others are stopped. Before: `plan.py`. What the user sees meanwhile: `report.py`.
 """
@@ -130,7 +130,7 @@ class Supervisor:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=env,
-                    start_new_session=True,
+                    process_group=0,  # no session: Linux shares the CPU by session, unfairly to one that sleeps
                 )
             self._children.append(_Child(instance, process, self.clock()))
             self.progress.starting(instance)
@@ -200,13 +200,13 @@ class Supervisor:
         self._kill(children)
 
     def _kill(self, children: Iterable[_Child]) -> None:
-        """End what is left of these sessions: a server that hangs, or workers that it left behind."""
+        """End what is left of these groups: a server that hangs, or workers that it left behind."""
         for child in children:
             child.is_stopped = True
             if child.process.poll() is None:
                 self.progress.killed(child.instance)
             try:
-                os.killpg(child.process.pid, signal.SIGKILL)  # the session's group, started by us
+                os.killpg(child.process.pid, signal.SIGKILL)  # a group that we started
             except (ProcessLookupError, PermissionError):
                 pass
             child.process.wait()

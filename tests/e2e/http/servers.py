@@ -65,7 +65,7 @@ class Process:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,
+                process_group=0,  # no session of its own: see docs/hardware-status.md, Six ranks on two cores
             )
 
     @property

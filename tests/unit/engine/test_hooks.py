@@ -296,14 +296,14 @@ def test_a_wake_is_upstreams_own_message_and_draining_follows_it(monkeypatch):
     hooks.attach_engine_core(core)
     assert half.count_requests is not None
     assert half.count_requests() == 3
-    d.half.on_deliver(*_delivery(d))
+    d.half.on_deliver(*delivery(d))
     assert core.input_queue.get_nowait() == ("wakeup", None)
     assert d.half._early == {}
     hooks.drain_engine_core(core)
     assert set(d.half._early) == {"r"}
 
 
-def _delivery(d: Decode) -> tuple[Any, Any]:
+def delivery(d: Decode) -> tuple[Any, Any]:
     from tests.unit.engine.fakes import make_handoff
     from vllm_ascend_pd.wire import DeliverHandoff
 

@@ -4,13 +4,14 @@
 Why here      Leases end while the engine sleeps in its input queue; their blocks may only be freed on its thread.
               Upstream's way (the connector says that work is pending) makes an idle engine loop every millisecond.
 What it does  Hands the connector a function that posts upstream's own WAKEUP message, and calls the connector
-              whenever a message is taken from the queue. An orderly shutdown lets readers of leased blocks finish.
+              whenever a message is taken from the queue. While all requests wait for a handoff, the engine sleeps
+              in that queue instead of stepping. An orderly shutdown lets readers of leased blocks finish.
               Between profiling and sizing, an NPU's memory for staging and links is taken off what KV caches may use.
 Kind          plug-in point missing upstream        Forwarded  no
 Drop when     Upstream gives connectors a way to run on the engine thread while it idles.
 """
 
-from tools.fork import AddImport, Assignment, InsertAfter, InsertBefore, InsertFirst
+from tools.fork import AddImport, Assignment, InsertAfter, InsertBefore, InsertFirst, Return
 
 UPSTREAM = ("vllm/v1/engine/core.py",)
 
@@ -27,5 +28,10 @@ EDITS = (
         anchor=Assignment("available_gpu_memory", callee="determine_available_memory"),
     ),
     InsertFirst("pd_hooks.drain_engine_core(self)", scope="EngineCoreProc._handle_client_request"),
+    InsertBefore(
+        "pd_hooks.rest_engine_core(self, model_executed)",
+        scope="EngineCoreProc._process_engine_step",
+        anchor=Return(),
+    ),
     InsertFirst("pd_hooks.hold_until_leases_end(self)", scope="EngineCore.shutdown"),
 )
