@@ -183,7 +183,7 @@ class DecodeHalf:
 
     def rest_s(self, num_requests: int) -> float:
         """How long the engine may sleep until it is woken, in seconds; 0 unless its `num_requests` only wait."""
-        deadline = None if self._inbox or self._drops else self.loads.next_deadline(num_requests)
+        deadline = None if self._inbox or self._drops or self._early else self.loads.next_deadline(num_requests)
         if deadline is None:
             return 0.0
         return min(REST_S, max(0.0, deadline + DEADLINE_GRACE_S - self._clock()))

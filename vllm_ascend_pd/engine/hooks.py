@@ -56,6 +56,8 @@ def rest_engine_core(core: Any, model_executed: bool) -> None:
         return
     if hasattr(core, "dp_group") or not core.process_input_queue_block:
         return  # its peers wait for its steps
+    if not core.is_running() or not core.has_work():
+        return  # a shutdown or a pause began meanwhile: its message may be gone already
     if rest_s := connector.half.decode.rest_s(len(scheduler.requests)):
         try:
             message = core.input_queue.get(timeout=rest_s)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.engine.fakes import Decode
+from tests.unit.engine.fakes import Decode, make_handoff
 from tests.unit.engine.test_hooks import Connector, bare_half, delivery
 from vllm_ascend_pd.engine import hooks
 from vllm_ascend_pd.transfer.tasks import DropPeer
@@ -24,10 +24,17 @@ class WaitingCore:
         self.input_queue: queue.Queue[Any] = queue.Queue()
         self.batch_queue: Any = None
         self.process_input_queue_block = True
+        self.runs, self.works = True, True
         self.scheduler = SimpleNamespace(
             get_kv_connector=lambda: Connector(bare_half(decode=d.half)), finished_req_ids=set(), requests={}
         )
         self.__dict__.update(values)
+
+    def is_running(self) -> bool:
+        return self.runs
+
+    def has_work(self) -> bool:
+        return self.works
 
     def _handle_client_request(self, *message: Any) -> None:
         self.taken.append(message)
@@ -68,14 +75,22 @@ def test_it_steps_when_a_deadline_needs_it():
 
 @pytest.mark.parametrize(
     "values",
-    [{"batch_queue": [1]}, {"dp_group": object()}, {"process_input_queue_block": False}],
+    [
+        {"batch_queue": [1]},
+        {"dp_group": object()},
+        {"process_input_queue_block": False},
+        {"runs": False},
+        {"works": False},
+    ],
     ids=lambda values: next(iter(values)),
 )
-def test_it_steps_when_others_count_on_its_steps(values: dict[str, Any]):
+def test_it_steps_when_others_count_on_it(values: dict[str, Any]):
     assert not waiting(**values)[1].rests()
 
 
-@pytest.mark.parametrize("what", ["model ran", "finished request", "ec connector", "another request", "a drop"])
+@pytest.mark.parametrize(
+    "what", ["model ran", "finished request", "ec connector", "another request", "a drop", "an early offer"]
+)
 def test_it_steps_when_there_is_something_to_do(what: str):
     d, core = waiting()
     match what:
@@ -85,6 +100,8 @@ def test_it_steps_when_there_is_something_to_do(what: str):
             core.scheduler.ec_connector = object()
         case "another request":
             core.scheduler.requests["other"] = object()
+        case "an early offer":
+            d.deliver(make_handoff("t9"), request_id="later")
         case "a drop":
             d.half._drops.append(DropPeer((1,)))
     assert not core.rests(model_executed=what == "model ran")
