@@ -146,7 +146,7 @@ class LoadTable:
         """The earliest deadline (monotonic seconds), when `num_requests` loads are all that there is and each has its
         blocks and waits for a handoff; None while anything else is to do."""
         loads = self._loads.values()
-        if self._finished or self._to_start or not loads or len(loads) != num_requests:
+        if self._finished or not loads or len(loads) != num_requests:
             return None
         if any(load.state is not LoadState.ADMITTED for load in loads):
             return None

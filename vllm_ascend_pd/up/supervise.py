@@ -130,7 +130,7 @@ class Supervisor:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=env,
-                    process_group=0,  # no session: Linux shares the CPU by session, unfairly to one that sleeps
+                    process_group=0,  # all in one session, as Linux may share the CPU by session
                 )
             self._children.append(_Child(instance, process, self.clock()))
             self.progress.starting(instance)
